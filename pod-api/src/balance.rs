@@ -17,6 +17,10 @@ pub struct Balance {
     /// The same of SSDs and volumes. Controllers of before SSDs were balanced do not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volumes: Option<VolumeBalance>,
+    /// Why nothing is known here of what devices carry, and whom to ask. Only the controller replica that leads hears of that, and of
+    /// others neither this nor what is measured of devices, volumes and instances says anything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unknown_here: Option<String>,
 }
 
 /// What SSDs do, and what is done about those that do too much.

@@ -385,6 +385,24 @@ impl Handle {
         self.shared.not_understood.store(0, Ordering::Relaxed);
     }
 
+    /// Why nothing is measured here, where that is so, and whom to ask: daemons tell only whoever leads what passes through them.
+    pub fn measures_nothing(&self) -> Option<String> {
+        if self.office().leads {
+            return None;
+        }
+        let leader = self.controllers().into_iter().find(|it| it.leads);
+        Some(leader.map_or_else(
+            || {
+                "no controller replica leads now, so nobody knows what devices carry: ask again soon"
+                    .to_owned()
+            },
+            |leader| {
+                let replica = leader.replica;
+                format!("what devices carry is not known here: ask controller replica {replica}, which leads")
+            },
+        ))
+    }
+
     /// The last telemetry of every endpoint.
     pub fn telemetry(&self) -> BTreeMap<EndpointId, Sample> {
         self.shared.telemetry().clone()

@@ -8,5 +8,5 @@ use crate::controller::Handle;
 /// balancer.
 #[utoipa::path(get, path = "/v1/balance", operation_id = "get_balance", tag = "devices", responses((status = 200, body = Balance)))]
 pub(super) async fn get(State(handle): State<Handle>) -> Json<Balance> {
-    Json(handle.view().balance(&handle.load()))
+    Json(Balance { unknown_here: handle.measures_nothing(), ..handle.view().balance(&handle.load()) })
 }

@@ -25,6 +25,7 @@ impl View {
             nics: nics.collect(),
             moves: moves.iter().filter_map(|it| self.planned(it)).collect(),
             volumes: Some(self.volume_balance(picture)),
+            unknown_here: None,
         }
     }
 

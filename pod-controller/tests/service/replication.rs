@@ -211,6 +211,13 @@ fn whoever_leads_no_more_tells_nothing_of_what_daemons_do() {
     tells(&replicas, first, 1, true);
     let rates = |replicas: &Replicas, replica: u16| Some(replicas.client(replica).balance().ok()?.nics.len());
     until("a rate", || rates(&replicas, first).filter(|nics| *nics > 0));
+    // Others say that they do not know, and who does.
+    let unknown = |replicas: &Replicas, replica: u16| replicas.client(replica).balance().ok()?.unknown_here;
+    assert_eq!(unknown(&replicas, first), None);
+    for other in (0..3).filter(|replica| *replica != first) {
+        let why = format!("ask controller replica {first}, which leads");
+        until("a word on who knows", || unknown(&replicas, other).filter(|said| said.contains(&why)));
+    }
     replicas.pause(first);
     let second = replicas.leader(&[0, 1, 2]);
     assert_ne!(first, second);

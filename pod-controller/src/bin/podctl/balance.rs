@@ -6,6 +6,9 @@ use crate::output::yes;
 use crate::table::{plain, speed};
 
 pub(crate) fn balance(balance: &Balance, wide: bool) -> String {
+    if let Some(why) = &balance.unknown_here {
+        return why.clone();
+    }
     let mut parts = vec![nics(balance)];
     parts.extend(balance.volumes.as_ref().map(|it| volumes(it, wide)));
     parts.join("\n\n")

@@ -78,6 +78,9 @@ struct Picture {
     hosts: usize,
     /// Hosts of which a daemon does not beat.
     hosts_silent: Vec<String>,
+    /// Why nothing is known of loads, if so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unknown_here: Option<String>,
     devices: Vec<DeviceLine>,
     instances: Vec<InstanceLine>,
     /// Instances that have a share of the fabric.
@@ -144,6 +147,7 @@ fn picture(client: &Client, rates: &Rates) -> Result<Picture, Failure> {
     let mut picture = Picture {
         hosts: hosts.len(),
         hosts_silent: hosts.iter().filter(is_silent).map(|host| host.name.clone()).collect(),
+        unknown_here: client.balance()?.unknown_here,
         devices: devices.iter().map(|device| device_line(device, rates)).collect(),
         instances: instances.iter().map(|it| instance_line(it, rates)).collect(),
         mchannels: client.mchannels()?.into_iter().map(|it| mchannel_line(it, rates)).collect(),
@@ -252,6 +256,10 @@ fn text(picture: &Picture, lines: usize) -> String {
         picture.devices.len(),
         picture.instances.len()
     );
+    if let Some(why) = &picture.unknown_here {
+        shown.push_str(why);
+        shown.push_str("\n\n");
+    }
     let rows = picture.devices.iter().take(lines).map(|it| {
         vec![
             it.device.clone(),
@@ -352,6 +360,7 @@ mod tests {
         let picture = Picture {
             hosts: 2,
             hosts_silent: vec!["h2".to_owned()],
+            unknown_here: None,
             devices: vec![line("h2/nic0", 1.25e9, Some(100.0)), line("h2/ssd0", 999.0, None)],
             instances: Vec::new(),
             mchannels: vec![MchannelLine {
@@ -375,5 +384,8 @@ mod tests {
             "vm1                   75.0 MB  100.0 MB  75.0 MB  75 %     25.0 %       12 %  87.5 %"
         );
         assert!(text(&picture, 1).contains("… and 1 more"), "{}", text(&picture, 1));
+        let why = "ask controller replica 1".to_owned();
+        let elsewhere = text(&Picture { unknown_here: Some(why.clone()), ..picture }, 10);
+        assert_eq!(elsewhere.lines().nth(2), Some(why.as_str()), "{elsewhere}");
     }
 }

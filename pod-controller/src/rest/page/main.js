@@ -35,6 +35,9 @@ function render() {
   const count = (number, what) => `${number} ${what}${number === 1 ? "" : "s"}`;
   document.getElementById("summary").textContent =
     [count(pod.hosts.length, "host"), count(pod.devices.length, "device"), count(pod.instances.length, "instance")].join(", ");
+  const unknown = document.getElementById("unknown");
+  unknown.textContent = pod.balance.unknown_here ?? "";
+  unknown.hidden = unknown.textContent === "";
   document.getElementById("controllers").textContent = controllers(pod.controllers);
   document.getElementById("forget").hidden = !hasToken();
 }
