@@ -1,7 +1,8 @@
 //! Copies of a state for others to read, each brought up to date by what was changed since it was made.
 //!
-//! There are two at most: what readers have now, and one that they had before and have given back, which becomes the next one.
-//! Where somebody has not given it back, all of the state is copied anew.
+//! There are two for as long as readers are quick: what they have now, and one that they had before and have given back, which becomes
+//! the next one. Where somebody has not given that back, all of the state is copied anew, once: after that there are three, so that
+//! one may be read for as long as a whole state takes to be written.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -25,12 +26,19 @@ pub(super) struct Rows {
     pub(super) regions: BTreeSet<RegionId>,
 }
 
-/// A copy of a state for others to read, and the one before, which is brought up to date by what was changed.
+/// How many copies there are at most that readers had before.
+const FORMER_MOST: usize = 2;
+/// How many leases are noted as changed at most: of more, all may have.
+const LEASES_MOST: usize = 4096;
+
+/// A copy of a state for others to read, and those before, which are brought up to date by what was changed.
 #[derive(Debug, Default)]
 pub struct Shadow {
     shown: Option<Arc<State>>,
-    /// What readers had before, and what was changed since then.
-    former: Option<(Arc<State>, Rows)>,
+    /// What readers had before, the oldest first, and what was changed since then.
+    former: Vec<(Arc<State>, Rows)>,
+    /// Leases that may have changed, if they are few.
+    leases: Option<BTreeSet<LeaseId>>,
 }
 
 impl Shadow {
@@ -41,21 +49,34 @@ impl Shadow {
             return Arc::clone(shown);
         }
         let changed = state.take_uncopied();
-        let next = match (self.former.take(), &changed) {
-            (Some((mut former, mut rows)), Some(changed)) => {
-                rows.extend(changed);
-                if let Some(free) = Arc::get_mut(&mut former) {
-                    free.copy_rows(state, &rows);
-                    former
-                } else {
-                    Arc::new(state.clone())
-                }
-            }
-            _ => Arc::new(state.clone()),
-        };
+        match &changed {
+            Some(changed) => self.former.iter_mut().for_each(|(_, rows)| rows.extend(changed)),
+            None => self.former.clear(),
+        }
+        let noted = self.leases.take().zip(changed.as_ref()).map(|(mut noted, changed)| {
+            noted.extend(&changed.leases);
+            noted
+        });
+        self.leases = noted.filter(|noted| noted.len() <= LEASES_MOST);
+        let next = self.given_back(state).unwrap_or_else(|| Arc::new(state.clone()));
         debug_assert!(is_the_same(&next, state), "a change was not noted");
-        self.former = self.shown.replace(Arc::clone(&next)).zip(changed);
+        self.former.extend(self.shown.replace(Arc::clone(&next)).zip(changed));
+        let excess = self.former.len().saturating_sub(FORMER_MOST);
+        self.former.drain(..excess);
         next
+    }
+
+    /// The leases that may be other ones in the last copy than in the last one before this was asked; nothing if all may be.
+    pub fn take_leases(&mut self) -> Option<BTreeSet<LeaseId>> {
+        self.leases.replace(BTreeSet::new())
+    }
+
+    /// A copy that nobody reads any more, brought up to date.
+    fn given_back(&mut self, state: &State) -> Option<Arc<State>> {
+        let at = self.former.iter_mut().position(|(former, _)| Arc::get_mut(former).is_some())?;
+        let (mut former, rows) = self.former.remove(at);
+        Arc::get_mut(&mut former)?.copy_rows(state, &rows);
+        Some(former)
     }
 }
 
@@ -212,14 +233,39 @@ mod tests {
 
         let read = shadow.of(&mut state);
         let as_it_was = State::clone(&read);
+        let (mut places, mut shown) = (BTreeSet::new(), Vec::new());
         for number in 9..18 {
             step(&mut state, number);
-            assert_eq!(*shadow.of(&mut state), state);
+            let copy = shadow.of(&mut state);
+            assert_eq!(*copy, state);
             assert_eq!(*read, as_it_was, "somebody reads it");
+            places.insert(Arc::as_ptr(&copy));
+            // Whoever looks at a copy has it until there is the next one, so that no other one gets its place.
+            shown.truncate(0);
+            shown.push(copy);
         }
+        assert_eq!(places.len(), 2, "there are two more, by turns, although the third is read for long");
         drop(read);
         step(&mut state, 18);
         assert_eq!(*shadow.of(&mut state), state);
+    }
+
+    #[test]
+    fn leases_that_may_have_changed_are_noted_until_that_is_asked() {
+        let (mut state, mut shadow) = (pod_with_ssds(&[(None, None)]), Shadow::default());
+        step(&mut state, 0);
+        let before = shadow.of(&mut state);
+        assert_eq!(shadow.take_leases(), None, "all may");
+        step(&mut state, 1);
+        shadow.of(&mut state);
+        step(&mut state, 3);
+        let after = shadow.of(&mut state);
+        let noted = shadow.take_leases().expect("few are");
+        let all = before.leases.keys().chain(after.leases.keys());
+        let changed: BTreeSet<LeaseId> =
+            all.filter(|id| before.leases.get(id) != after.leases.get(id)).copied().collect();
+        assert!(noted.is_superset(&changed) && !changed.is_empty());
+        assert_eq!(shadow.take_leases(), Some(BTreeSet::new()));
     }
 
     #[test]
