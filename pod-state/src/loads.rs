@@ -232,6 +232,29 @@ impl State {
         loads
     }
 
+    /// What leases ask of some NICs, without an order among them.
+    pub fn loads_of(&self, nics: &BTreeSet<DeviceId>) -> Loads {
+        let load_of = |id| self.devices.get(id).and_then(|device| self.nic_load(id, device));
+        let mut loads = Loads::default();
+        loads.nics.extend(nics.iter().filter_map(|id| Some((id.clone(), load_of(id)?))));
+        // What leans on one of a group may lean on each of it.
+        let groups: BTreeSet<String> = loads.nics.values().filter_map(|nic| nic.lag.clone()).collect();
+        if !groups.is_empty() {
+            let all = self.devices.iter().filter_map(|(id, device)| Some((id, self.nic_load(id, device)?)));
+            let of_groups = all.filter(|(_, nic)| nic.lag.as_ref().is_some_and(|lag| groups.contains(lag)));
+            loads.nics.extend(of_groups.map(|(id, nic)| (id.clone(), nic)));
+        }
+        for lease in self.leases.values() {
+            let group = loads.others_of_group(lease);
+            for (nic, change) in changes(lease, &group) {
+                if let Some(load) = loads.nics.get_mut(nic) {
+                    change.apply(load, true);
+                }
+            }
+        }
+        loads
+    }
+
     /// What leases ask of NICs, without looking at all of them if that is kept.
     pub(super) fn loads_now(&self) -> Cow<'_, Loads> {
         let is_followed =

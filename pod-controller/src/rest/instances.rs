@@ -12,7 +12,7 @@ use utoipa::IntoParams;
 use super::Failure;
 use super::body::{Asked, Body, Names, host_named};
 use super::change::ChangeWith;
-use super::list::{Page, Selector, is};
+use super::list::{Page, Selector};
 use super::priorities::priority_of;
 use super::version::Shown;
 use crate::controller::Handle;
@@ -74,19 +74,15 @@ pub(super) async fn list(
 ) -> Result<Json<InstanceList>, Failure> {
     let labels = Selector::parse(query.label.as_deref())?;
     let view = handle.view();
-    let mut instances = view.instances();
-    instances.retain(|it| {
-        let uses = |device: &String| {
-            it.nics.iter().any(|nic| nic.nic == *device)
-                || it.disks.iter().any(|disk| disk.ssd.split(", ").any(|ssd| ssd == device))
-        };
+    let instances = view.state.instances.values().filter(|it| {
         labels.matches(&it.labels)
-            && is(query.host.as_ref(), &it.host)
-            && query.device.as_ref().is_none_or(uses)
-            && query.ready.is_none_or(|ready| it.ready == ready)
+            && query.host.as_ref().is_none_or(|host| view.state.host_name(it.host) == *host)
+            && query.device.as_ref().is_none_or(|device| view.uses(it, device))
+            && query.ready.is_none_or(|ready| view.is_ready(it.id) == Some(ready))
     });
     let page = Page { limit: query.limit, token: query.r#continue.as_deref() };
-    let (instances, next) = page.of(instances, |it| it.name.clone())?;
+    let (instances, next) = page.of(instances.collect(), |it| it.name.clone())?;
+    let instances = view.show_instances(&instances);
     Ok(Json(InstanceList { instances, resource_version: view.version(), next }))
 }
 
@@ -182,8 +178,9 @@ pub(super) fn wish(request: &NicRequest) -> Result<NicWish, Failure> {
 
 /// The instance once it is ready, or as it is when the time is over; nothing if it was deleted meanwhile.
 pub(super) async fn wait_until_ready(handle: &Handle, name: &str, at_most: Duration) -> Option<Instance> {
+    let id = handle.view().state.instance_named(name)?.id;
     let mut views = handle.views();
-    let ready = views.wait_for(|view| view.instance(name).is_none_or(|instance| instance.ready));
+    let ready = views.wait_for(|view| view.is_ready(id) != Some(false));
     // Both a time that is over and a controller that stops leave what is known now.
     let _ = tokio::time::timeout(at_most, ready).await;
     handle.view().instance(name)

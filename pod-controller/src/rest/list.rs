@@ -35,13 +35,16 @@ impl Page<'_> {
             }
         };
         let after = self.token.map(read_token).transpose()?;
-        let mut keyed: Vec<(String, T)> = things.into_iter().map(|it| (key(&it), it)).collect();
-        keyed.sort_by(|a, b| a.0.cmp(&b.0));
-        if let Some(after) = after {
-            keyed.drain(..keyed.partition_point(|(key, _)| *key <= after));
-        }
+        let keyed = things.into_iter().map(|it| (key(&it), it));
+        let keyed = keyed.filter(|(key, _)| after.as_ref().is_none_or(|after| key > after));
+        let mut keyed: Vec<(String, T)> = keyed.collect();
         let more = keyed.len() > limit;
-        keyed.truncate(limit);
+        if more {
+            // What is on later pages need not be in order.
+            keyed.select_nth_unstable_by(limit, |a, b| a.0.cmp(&b.0));
+            keyed.truncate(limit);
+        }
+        keyed.sort_by(|a, b| a.0.cmp(&b.0));
         let next = keyed.last().filter(|_| more).map(|(key, _)| token(key));
         Ok((keyed.into_iter().map(|(_, thing)| thing).collect(), next))
     }

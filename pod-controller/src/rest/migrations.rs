@@ -45,13 +45,12 @@ pub(super) async fn prepare(
     if change.is_dry_run {
         return found(tried.instance(&name));
     }
-    let mut views = change.handle.views();
-    let ready = views.wait_for(|view| {
-        let migration = view.instance(&name).and_then(|instance| instance.migration);
-        migration.is_none_or(|migration| migration.ready)
-    });
-    // Both a time that is over and a controller that stops leave what is known now.
-    let _ = tokio::time::timeout(WAIT, ready).await;
+    if let Some(id) = change.handle.view().state.instance_named(&name).map(|instance| instance.id) {
+        let mut views = change.handle.views();
+        let ready = views.wait_for(|view| view.is_migration_ready(id) != Some(false));
+        // Both a time that is over and a controller that stops leave what is known now.
+        let _ = tokio::time::timeout(WAIT, ready).await;
+    }
     found(change.handle.view().instance(&name))
 }
 

@@ -12,7 +12,7 @@ use utoipa::IntoParams;
 use super::Failure;
 use super::body::{Asked, Body, Names, device_named, host_named};
 use super::change::Change;
-use super::list::{Page, Selector, is};
+use super::list::{Page, Selector};
 use super::version::{Shown, Versioned};
 use crate::controller::Handle;
 
@@ -44,16 +44,15 @@ pub(super) async fn list(
 ) -> Result<Json<VolumeList>, Failure> {
     let labels = Selector::parse(query.label.as_deref())?;
     let view = handle.view();
-    let mut volumes = view.volumes(&handle.telemetry());
-    volumes.retain(|it| {
-        let on =
-            |device: &String| it.device == *device || it.replicas.iter().any(|place| place.device == *device);
+    let leased = query.instance.as_ref().map(|instance| view.volumes_of(instance));
+    let volumes = view.volumes_there().filter(|it| {
         labels.matches(&it.labels)
-            && query.device.as_ref().is_none_or(on)
-            && is(query.instance.as_ref(), it.instance.as_deref().unwrap_or_default())
+            && query.device.as_ref().is_none_or(|device| view.lies_on(it, device))
+            && leased.as_ref().is_none_or(|leased| leased.contains(&it.id))
     });
     let page = Page { limit: query.limit, token: query.r#continue.as_deref() };
-    let (volumes, next) = page.of(volumes, |it| it.name.clone())?;
+    let (volumes, next) = page.of(volumes.collect(), |it| it.name.clone())?;
+    let volumes = view.show_volumes(&volumes, &handle.telemetry());
     Ok(Json(VolumeList { volumes, resource_version: view.version(), next }))
 }
 

@@ -1,8 +1,8 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use cxl_pool::{EndpointId, Role};
 use pod_api as api;
-use pod_protocol::ids::LeaseId;
+use pod_protocol::ids::{InstanceId, LeaseId, VolumeId};
 use pod_protocol::objects::Priority;
 use pod_state::{DeviceId, Instance, InstanceType, Lease, LeaseKind, Loads, State, Volume};
 
@@ -12,17 +12,49 @@ use crate::controller::Sample;
 impl View {
     /// All volumes, by name.
     pub fn volumes(&self, telemetry: &BTreeMap<EndpointId, Sample>) -> Vec<api::Volume> {
-        let mut volumes: Vec<api::Volume> = {
-            let there = self.state.volumes.values().filter(|volume| !volume.deleted);
-            there.map(|it| self.show_volume(it, telemetry)).collect()
-        };
+        let mut volumes: Vec<&Volume> = self.volumes_there().collect();
         volumes.sort_by(|a, b| a.name.cmp(&b.name));
-        volumes
+        self.show_volumes(&volumes, telemetry)
+    }
+
+    /// The volumes that are not deleted, by when they were made.
+    pub(crate) fn volumes_there(&self) -> impl Iterator<Item = &Volume> {
+        self.state.volumes.values().filter(|volume| !volume.deleted)
+    }
+
+    /// Some volumes.
+    pub(crate) fn show_volumes(
+        &self,
+        volumes: &[&Volume],
+        telemetry: &BTreeMap<EndpointId, Sample>,
+    ) -> Vec<api::Volume> {
+        // Whose each is, is found by looking through all leases: once.
+        let wanted: HashSet<VolumeId> = volumes.iter().map(|volume| volume.id).collect();
+        let leases = self.state.leases.values().filter_map(|lease| Some((lease.volume()?, lease.instance)));
+        let owners: HashMap<VolumeId, InstanceId> =
+            leases.filter(|(volume, _)| wanted.contains(volume)).collect();
+        let show = |volume: &&Volume| self.show_volume(volume, owners.get(&volume.id).copied(), telemetry);
+        volumes.iter().map(show).collect()
+    }
+
+    /// The volumes that an instance has leased.
+    pub(crate) fn volumes_of(&self, instance: &str) -> BTreeSet<VolumeId> {
+        let disks = self.state.instance_named(instance).into_iter().flat_map(|it| &it.disks);
+        disks.filter_map(|id| self.state.leases.get(id)?.volume()).collect()
+    }
+
+    /// Whether a volume, as it is shown, lies on this SSD.
+    pub(crate) fn lies_on(&self, volume: &Volume, ssd: &str) -> bool {
+        let first = volume.replicas.first().into_iter();
+        let others = volume.places().filter(|_| volume.replicas.len() > 1);
+        first.chain(others).any(|place| self.state.device_name(&place.device) == ssd)
     }
 
     /// The volume with this name.
     pub fn volume(&self, name: &str, telemetry: &BTreeMap<EndpointId, Sample>) -> Option<api::Volume> {
-        self.state.volume_named(name).map(|volume| self.show_volume(volume, telemetry))
+        let volume = self.state.volume_named(name)?;
+        let lease = self.state.lease_of_volume(volume.id);
+        Some(self.show_volume(volume, lease.map(|lease| lease.instance), telemetry))
     }
 
     /// What a volume takes up in its places, if all of their SSDs tell.
@@ -35,9 +67,13 @@ impl View {
         volume.devices().map(on).try_fold(0_u64, |sum, bytes| Some(sum.saturating_add(bytes?)))
     }
 
-    fn show_volume(&self, volume: &Volume, telemetry: &BTreeMap<EndpointId, Sample>) -> api::Volume {
-        let lease = self.state.lease_of_volume(volume.id);
-        let instance = lease.and_then(|lease| self.state.instances.get(&lease.instance));
+    fn show_volume(
+        &self,
+        volume: &Volume,
+        owner: Option<InstanceId>,
+        telemetry: &BTreeMap<EndpointId, Sample>,
+    ) -> api::Volume {
+        let instance = owner.and_then(|owner| self.state.instances.get(&owner));
         let first = volume.replicas.first();
         let replicas = volume.places().filter(|_| volume.replicas.len() > 1);
         let replicas = replicas.map(|replica| api::VolumeReplica {
@@ -77,29 +113,66 @@ impl View {
 
     /// All instances, by name.
     pub fn instances(&self) -> Vec<api::Instance> {
-        let loads = self.state.loads();
-        let instances = self.state.instances.values().map(|instance| self.show_instance(instance, &loads));
-        let mut instances: Vec<api::Instance> = instances.collect();
+        let mut instances: Vec<&Instance> = self.state.instances.values().collect();
         instances.sort_by(|a, b| a.name.cmp(&b.name));
-        instances
+        self.show_instances(&instances)
+    }
+
+    /// Some instances.
+    pub(crate) fn show_instances(&self, instances: &[&Instance]) -> Vec<api::Instance> {
+        let nics = instances.iter().flat_map(|instance| self.leases(&instance.nics));
+        let backups = nics.filter_map(|lease| lease.standby_nic().cloned()).collect();
+        let loads = self.state.loads_of(&backups);
+        instances.iter().map(|instance| self.show_instance(instance, &loads)).collect()
     }
 
     /// The instance with this name.
     pub fn instance(&self, name: &str) -> Option<api::Instance> {
-        self.state.instance_named(name).map(|instance| self.show_instance(instance, &self.state.loads()))
+        let instance = self.state.instance_named(name)?;
+        self.show_instances(&[instance]).pop()
+    }
+
+    /// Whether a VMM can be started for an instance; nothing if there is none.
+    pub(crate) fn is_ready(&self, id: InstanceId) -> Option<bool> {
+        self.state.instances.get(&id).map(|instance| self.waits_for(instance).next().is_none())
+    }
+
+    /// Whether a VMM can be started where an instance moves to; nothing if it does not move, or there is none.
+    pub(crate) fn is_migration_ready(&self, id: InstanceId) -> Option<bool> {
+        let instance = self.state.instances.get(&id).filter(|instance| instance.incoming.is_some())?;
+        Some(self.migration_waits_for(instance).next().is_none())
+    }
+
+    /// Whether an instance, as it is shown, uses this NIC or SSD.
+    pub(crate) fn uses(&self, instance: &Instance, device: &str) -> bool {
+        let is = |id: &DeviceId| self.state.device_name(id) == device;
+        let nic = |lease: &Lease| lease.active_nic().is_some_and(is);
+        let ssd = |lease: &Lease| {
+            let volume = lease.volume().and_then(|id| self.state.volumes.get(&id));
+            volume.is_some_and(|volume| volume.devices().any(is))
+        };
+        self.leases(&instance.nics).any(nic) || self.leases(&instance.disks).any(ssd)
+    }
+
+    fn leases<'a>(&'a self, ids: &'a [LeaseId]) -> impl Iterator<Item = &'a Lease> {
+        ids.iter().filter_map(|id| self.state.leases.get(id))
+    }
+
+    fn waits_for<'a>(&'a self, instance: &'a Instance) -> impl Iterator<Item = String> + 'a {
+        let leases = self.leases(&instance.nics).chain(self.leases(&instance.disks));
+        let waits = |lease: &Lease| Some(format!("{}: {}", lease.device, self.waiting.here.get(&lease.id)?));
+        leases.filter_map(waits).chain(ram_waits(instance, false))
+    }
+
+    fn migration_waits_for<'a>(&'a self, instance: &'a Instance) -> impl Iterator<Item = String> + 'a {
+        let leases = self.leases(&instance.nics).chain(self.leases(&instance.disks));
+        let waits =
+            |lease: &Lease| Some(format!("{}: {}", lease.device, self.waiting.incoming.get(&lease.id)?));
+        leases.filter_map(waits).chain(ram_waits(instance, true))
     }
 
     fn show_instance(&self, instance: &Instance, loads: &Loads) -> api::Instance {
-        let leases = |ids: &[LeaseId]| -> Vec<&Lease> {
-            ids.iter().filter_map(|id| self.state.leases.get(id)).collect()
-        };
-        let (nics, disks) = (leases(&instance.nics), leases(&instance.disks));
-        let mut waiting_for: Vec<String> = nics
-            .iter()
-            .chain(&disks)
-            .filter_map(|lease| Some(format!("{}: {}", lease.device, self.waiting.here.get(&lease.id)?)))
-            .collect();
-        waiting_for.extend(ram_waits(instance, false));
+        let waiting_for: Vec<String> = self.waits_for(instance).collect();
         let mut shown = api::Instance {
             name: instance.name.clone(),
             id: instance.id.get(),
@@ -109,8 +182,8 @@ impl View {
             vmm_listens: instance.vmm_listens,
             priority: instance.priority.get(),
             ram: self.show_ram(instance, false),
-            nics: nics.into_iter().filter_map(|lease| self.show_nic(lease, loads)).collect(),
-            disks: disks.into_iter().filter_map(|lease| self.show_disk(lease)).collect(),
+            nics: self.leases(&instance.nics).filter_map(|lease| self.show_nic(lease, loads)).collect(),
+            disks: self.leases(&instance.disks).filter_map(|lease| self.show_disk(lease)).collect(),
             ready: waiting_for.is_empty(),
             waiting_for,
             migration: self.show_migration(instance),
@@ -133,13 +206,9 @@ impl View {
 
     fn show_migration(&self, instance: &Instance) -> Option<api::Migration> {
         let to = self.state.host_name(instance.incoming?);
-        let ids = instance.nics.iter().chain(&instance.disks);
-        let leases: Vec<&Lease> = ids.filter_map(|id| self.state.leases.get(id)).collect();
-        let waits =
-            |lease: &&Lease| Some(format!("{}: {}", lease.device, self.waiting.incoming.get(&lease.id)?));
-        let waiting_for = leases.iter().filter_map(waits).chain(ram_waits(instance, true));
-        let waiting_for: Vec<String> = waiting_for.collect();
-        let devices = leases.into_iter().filter_map(|lease| {
+        let waiting_for: Vec<String> = self.migration_waits_for(instance).collect();
+        let leases = self.leases(&instance.nics).chain(self.leases(&instance.disks));
+        let devices = leases.filter_map(|lease| {
             let incoming = lease.incoming.as_ref()?;
             let socket = self.socket(&incoming.socket);
             Some(api::MigratingDevice { device: lease.device.clone(), socket, connected: incoming.connected })

@@ -237,3 +237,16 @@ fn a_pool_is_not_too_small_for_what_a_fenced_backend_would_have_needed() {
     assert!(effects.iter().any(|it| it.fenced() == Some(BACKUP_BACKEND)), "the lease goes on without it");
     assert!(!state.short, "who is left has all that is needed");
 }
+
+#[test]
+fn what_is_looked_up_of_one_nic_is_what_leans_on_it_among_all() {
+    let mut state = pod_with_group();
+    for number in 1..=3 {
+        must(&mut state, &with_rails(&format!("vm{number}"), 2));
+    }
+    let all = state.loads();
+    assert!(all.nics().any(|(_, nic)| nic.leases > 1), "some leases are on a group");
+    for (id, nic) in all.nics() {
+        assert_eq!(state.loads_of(&[id.clone()].into()).get(id), Some(nic), "{id:?}");
+    }
+}
