@@ -6,10 +6,11 @@ mod pod;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
 use pod_api::{CreateInstance, DeviceHealth, EndpointHealth, EventKind, InstanceTypeSpec, NicRequest};
+use pod_protocol::config::RunSection;
 use pod_protocol::objects::Object;
 use pod_protocol::reports::Report;
 
@@ -27,8 +28,9 @@ const DETECTION_GOAL_MS: f64 = 350.0;
 ///
 /// `change`: nothing else happens, and a change is asked of another controller at once; until it is answered. `failover`: a NIC
 /// loses its link in the same moment; until the frontend is told of the other NIC. `led`: the same failure while the
-/// leader lives. `host`: all four daemons of a host are killed; until all of them count as silent, with the default `detect-ms`. The
-/// other hosts' daemons have no engines.
+/// leader lives. `host`: all four daemons of a host are killed, whose NIC the instance uses; until all of them count as silent, with the
+/// default `detect-ms`, and until the frontend is told of another NIC, which has to wait for the default `fence-ms` too. The other hosts'
+/// daemons have no engines.
 #[derive(Args)]
 pub(crate) struct Options {
     /// Rounds of each kind.
@@ -55,10 +57,12 @@ enum Kind {
     Failover,
     Led,
     Host,
+    /// The same death, until others act upon it.
+    HostTold,
 }
 
 impl Kind {
-    const ALL: [Self; 4] = [Self::Led, Self::Change, Self::Failover, Self::Host];
+    const ALL: [Self; 5] = [Self::Led, Self::Change, Self::Failover, Self::Host, Self::HostTold];
 
     const fn name(self) -> &'static str {
         match self {
@@ -66,6 +70,7 @@ impl Kind {
             Self::Failover => "leader killed, NIC fails: frontend told",
             Self::Led => "NIC fails: frontend told",
             Self::Host => "host killed: its failure known",
+            Self::HostTold => "host killed, without fence-ms: frontend told",
         }
     }
 }
@@ -86,10 +91,16 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
         priority: None,
     };
     pod.client(0)?.create_instance(&request, Duration::from_secs(10))?;
-    let mut took: [Vec<f64>; 4] = Default::default();
+    let mut took: [Vec<f64>; 5] = Default::default();
     for round in 0..options.rounds {
-        for (kind, took) in Kind::ALL.into_iter().zip(&mut took) {
-            let ms = one(&mut pod, kind, round)?.as_secs_f64() * 1e3;
+        let mut found = Vec::new();
+        for kind in [Kind::Led, Kind::Change, Kind::Failover] {
+            found.push(one(&mut pod, kind, round)?);
+        }
+        let (known, told) = kill_a_host(&pod)?;
+        found.extend([known, told.saturating_sub(fence())]);
+        for ((kind, it), took) in Kind::ALL.into_iter().zip(found).zip(&mut took) {
+            let ms = it.as_secs_f64() * 1e3;
             eprintln!("round {}: {}: {ms:.1} ms", round + 1, kind.name());
             took.push(ms);
         }
@@ -124,7 +135,7 @@ fn one(pod: &mut Pod, kind: Kind, round: u32) -> Result<Duration> {
             })?;
             told.0.saturating_duration_since(began)
         }
-        Kind::Host => return kill_a_host(pod, leader),
+        Kind::Host | Kind::HostTold => bail!("a host's death is a round of its own"),
     };
     if kind != Kind::Led {
         pod.start_controller(leader, false)?;
@@ -138,26 +149,52 @@ fn one(pod: &mut Pod, kind: Kind, round: u32) -> Result<Duration> {
     Ok(took)
 }
 
-/// A round in which a host dies, and the controllers live.
-fn kill_a_host(pod: &Pod, leader: u16) -> Result<Duration> {
+/// For how long whoever may still act is waited for.
+fn fence() -> Duration {
+    Duration::from_millis(RunSection::default().fence_ms)
+}
+
+/// A round in which a host dies, and the controllers live. How long it takes until that is known, and until the frontend of an instance
+/// whose NIC was there is told of another one.
+fn kill_a_host(pod: &Pod) -> Result<(Duration, Duration)> {
+    let leader = pod.leader(usize::from(REPLICAS))?;
     let (host, client) = (pod.start_host()?, pod.client(leader)?);
     until("the host's daemons", || {
         let endpoints = client.host(host::NAME).ok()?.endpoints;
         let joined = endpoints.iter().filter(|it| it.health == EndpointHealth::Joined).count();
         (joined == Host::daemons()).then_some(())
     })?;
+    let of_it = |subject: &str| subject.split('/').next() == Some(host::NAME);
+    client.migrate_nic("vm1", "net0", Some(&format!("{}/nic0", host::NAME)))?;
+    until("the instance on that host", || {
+        let instance = client.instance("vm1").ok()?;
+        let nic = instance.nics.first()?;
+        (of_it(&nic.nic) && nic.draining.is_none() && nic.backup.is_some() && instance.ready).then_some(())
+    })?;
+    let route = pod.frontend().told.try_iter().filter_map(|(_, object)| match object {
+        Object::Port(port) => Some(port.active),
+        _ => None,
+    });
+    let route = route.last().context("the frontend was not told of the NIC of that host")?;
     let before = client.events(0)?.events.last().map_or(0, |event| event.sequence);
     let killed = host.kill()?;
     until("its failure", || {
         let events = client.events(before).ok()?.events;
-        let of_it = |subject: &str| subject.split('/').next() == Some(host::NAME);
         let silent = events.iter().filter(|it| it.kind == EventKind::EndpointSilent && of_it(&it.subject));
         (silent.count() == Host::daemons()).then_some(())
     })?;
-    Ok(killed.elapsed())
+    let known = killed.elapsed();
+    // What it was told of in between may be that the NIC does not answer.
+    let told = until("another NIC", || {
+        pod.frontend()
+            .told
+            .try_iter()
+            .find(|(_, object)| matches!(object, Object::Port(port) if port.active.channel != route.channel))
+    })?;
+    Ok((known, told.0.saturating_duration_since(killed)))
 }
 
-fn show(options: &Options, took: &[Vec<f64>; 4], output: &Path) -> Result<()> {
+fn show(options: &Options, took: &[Vec<f64>; 5], output: &Path) -> Result<()> {
     let worst = |values: &[f64]| values.iter().copied().fold(0.0, f64::max);
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_header(["event", "rounds", "median [ms]", "worst [ms]"]);
@@ -175,7 +212,7 @@ fn show(options: &Options, took: &[Vec<f64>; 4], output: &Path) -> Result<()> {
         let goal = match kind {
             Kind::Failover => Some(GOAL_MS),
             Kind::Host => Some(DETECTION_GOAL_MS),
-            Kind::Led | Kind::Change => None,
+            Kind::Led | Kind::Change | Kind::HostTold => None,
         };
         if let Some(goal) = goal {
             figure = figure.with_goal(Goal::AtMost(goal));
@@ -183,12 +220,15 @@ fn show(options: &Options, took: &[Vec<f64>; 4], output: &Path) -> Result<()> {
         }
         figures.extend([figure, longest]);
     }
+    figures.push(Figure::new("host killed: of that, fence-ms".to_owned(), fence().as_secs_f64() * 1e3, "ms"));
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
     println!(
-        "\nThree controllers, heartbeat-ms = {}, election-ms = {}\n{table}\n",
-        options.heartbeat_ms, options.election_ms
+        "\nThree controllers, heartbeat-ms = {}, election-ms = {}; fence-ms = {}, which comes on top\n{table}\n",
+        options.heartbeat_ms,
+        options.election_ms,
+        fence().as_millis()
     );
     report::print_goals(&figures);
     let sorted = |values: &[f64]| {
