@@ -1,6 +1,6 @@
 //! A controller's thread in a pod of which only it is real: endpoints obey at once, and the disk is a real one.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,11 +19,11 @@ use pod_protocol::commands::{Command as Order, Version};
 use pod_protocol::controller::{PortError, PortEvent};
 use pod_protocol::ids::RegionId;
 use pod_protocol::reports::Report;
-use pod_state::{Command, Effect, Groups, NicWish, Refusal, Regions, State};
+use pod_state::{Command, DeviceId, Effect, Groups, Labelled, NicWish, Refusal, Regions, State};
 use tempfile::TempDir;
 use wadi_tests::runner::memory_tempdir;
 
-use super::pod::{join, options};
+use super::pod::{has_backups, join, nic_report, options};
 
 /// Instances on each host, each with a NIC and a disk.
 const INSTANCES: u32 = 20;
@@ -33,20 +33,42 @@ const VOLUME_BYTES: u64 = 16 << 20;
 const ROLES: [Role; 4] = [Role::NetFrontend, Role::NetBackend, Role::BlkFrontend, Role::BlkBackend];
 /// How many commands the controller takes in one turn.
 const WISHES: usize = 256;
-/// How often each thing is measured.
-const SAMPLES: usize = 15;
+/// How often a creation is measured.
+const CREATIONS: usize = 15;
+/// How often a failure is, and one while a snapshot is written.
+const FAILURES: [usize; 2] = [100, 20];
 
-/// What it took, each the median.
+/// What it took.
 pub(super) struct Conduct {
     pub(super) leases: usize,
-    /// From a report of a failed NIC until the last endpoint concerned was told, in µs, without the disk.
-    pub(super) failure_us: f64,
-    /// How many commands that were.
+    /// From a report of a failed NIC until the last endpoint concerned was told.
+    pub(super) failure: Times,
+    /// The same while a snapshot of the state is written.
+    pub(super) beside_snapshot: Times,
+    /// How many commands that were at most.
     pub(super) told: usize,
-    /// What the disk took of that, in µs.
-    pub(super) kept_us: f64,
-    /// From an instance's creation until it is answered, in µs, without the disk.
-    pub(super) create_us: f64,
+    /// What the disk took of a failure, in ms; the median.
+    pub(super) kept_ms: f64,
+    /// From an instance's creation until it is answered, in ms, without the disk; the median.
+    pub(super) create_ms: f64,
+}
+
+/// What something took, in ms.
+pub(super) struct Times {
+    pub(super) median: f64,
+    pub(super) p99: f64,
+    pub(super) worst: f64,
+}
+
+impl Times {
+    fn of(mut all: Vec<Duration>) -> Self {
+        all.sort_unstable();
+        let at = |percent: usize| {
+            let place = (all.len() * percent / 100).min(all.len().saturating_sub(1));
+            all.get(place).map_or(0.0, |it| it.as_secs_f64() * 1e3)
+        };
+        Self { median: at(50), p99: at(99), worst: at(100) }
+    }
 }
 
 /// Measures a pod of so many hosts.
@@ -54,37 +76,45 @@ pub(super) fn measure(hosts: u16, directory: &Path) -> Result<Conduct> {
     fs::create_dir_all(directory).with_context(|| format!("cannot create {}", directory.display()))?;
     let mut pod = Pod::new(hosts, directory)?;
     pod.fill()?;
-    let (mut failures, mut told, mut kept, mut creations) = (Vec::new(), 0, Vec::new(), Vec::new());
-    for number in 0..SAMPLES {
-        let took = pod.create(number)?;
-        creations.push(took);
-        let host = HostId::new(u16::try_from(2 + 2 * (number % usize::from(hosts / 2)))?);
-        let failure = pod.fail_nic(host)?;
-        failures.push(failure.told_after);
-        kept.push(failure.kept);
-        told = told.max(failure.told);
+    let mut creations = Vec::new();
+    for number in 0..CREATIONS {
+        creations.push(pod.create(number)?);
     }
+    let (mut times, mut kept, mut told) = ([Vec::new(), Vec::new()], Vec::new(), 0);
+    for ((failures, times), beside_snapshot) in FAILURES.iter().zip(&mut times).zip([false, true]) {
+        for _ in 0..*failures {
+            if beside_snapshot {
+                pod.begin_snapshot()?;
+            }
+            let failure = pod.fail_nic()?;
+            times.push(failure.told_after);
+            told = told.max(failure.told);
+            if !beside_snapshot {
+                kept.push(failure.kept);
+            }
+        }
+    }
+    let [failure, beside_snapshot] = times.map(Times::of);
     Ok(Conduct {
         leases: pod.conductor.state().leases.len(),
-        failure_us: median_us(failures),
+        failure,
+        beside_snapshot,
         told,
-        kept_us: median_us(kept),
-        create_us: median_us(creations),
+        kept_ms: Times::of(kept).median,
+        create_ms: Times::of(creations).median,
     })
-}
-
-fn median_us(mut all: Vec<Duration>) -> f64 {
-    all.sort_unstable();
-    all.get(all.len() / 2).map_or(0.0, |it| it.as_secs_f64() * 1e6)
 }
 
 struct Pod {
     conductor: Conductor<Obedient>,
     hosts: u16,
+    /// How often something was changed to no effect.
+    changes: u32,
 }
 
 /// What became of a NIC's failure.
 struct Failure {
+    /// With the disk.
     told_after: Duration,
     told: usize,
     kept: Duration,
@@ -120,6 +150,7 @@ impl Pod {
             answers: Vec::new(),
             view: Arc::new(View::new(&state, facts, PathBuf::from("sockets"))),
             store,
+            snapshot_due: false,
             file,
             memory: pool.hardware(),
             table: RegionTable::new(pool.layout(), ReplicaId::new(0)),
@@ -138,7 +169,7 @@ impl Pod {
             stable: Duration::from_mins(1),
         };
         let conductor = Conductor::new(world, state, 1, (delays, links, BalancePolicy::default()));
-        Ok(Self { conductor, hosts })
+        Ok(Self { conductor, hosts, changes: 0 })
     }
 
     /// Everybody joins, and there are instances on each host.
@@ -194,15 +225,34 @@ impl Pod {
         Ok(took.saturating_sub(kept))
     }
 
-    /// A NIC of a host fails. How long it takes until everybody has been told.
-    fn fail_nic(&mut self, host: HostId) -> Result<Failure> {
-        let before = self.conductor.state().failovers;
-        let endpoint = EndpointId::new(host, Role::NetBackend);
-        let busiest = (0..super::pod::DEVICES).map(|nic| format!("nic{nic}")).max_by_key(|name| {
-            let nics = self.conductor.state().leases.values().filter_map(|lease| lease.active_nic());
-            nics.filter(|nic| nic.host == host && nic.name == *name).count()
-        });
-        let device = busiest.context("a host has NICs")?;
+    /// All of the state begins to be written.
+    fn begin_snapshot(&mut self) -> Result<()> {
+        let world = self.conductor.world_mut();
+        while world.store.is_writing() {
+            std::thread::yield_now();
+        }
+        world.snapshot_due = true;
+        // It begins with whatever is shown next, after the one before was heard of.
+        self.changes += 1;
+        let device = format!("vol{}", self.changes);
+        self.quiet(vec![Command::SetLabels {
+            of: Labelled::Volume,
+            name: device,
+            labels: [("round".to_owned(), self.changes.to_string())].into(),
+        }])
+    }
+
+    /// The NIC fails that most leases are on. How long it takes until everybody has been told. Then it is there again.
+    fn fail_nic(&mut self) -> Result<Failure> {
+        let state = self.conductor.state();
+        let before = state.failovers;
+        let mut counts: BTreeMap<&DeviceId, usize> = BTreeMap::new();
+        for nic in state.leases.values().filter_map(|lease| lease.active_nic()) {
+            *counts.entry(nic).or_default() += 1;
+        }
+        let busiest = counts.into_iter().max_by_key(|(_, leases)| *leases);
+        let nic = busiest.context("nothing is on any NIC")?.0.clone();
+        let (endpoint, device) = (EndpointId::new(nic.host, Role::NetBackend), nic.name.to_string());
         let report = Report::DeviceFailed { device, reason: "pulled".to_owned() };
         let world = self.conductor.world_mut();
         (world.told, world.told_at, world.kept) = (0, None, Duration::ZERO);
@@ -214,7 +264,12 @@ impl Pod {
         let told_at = world.told_at.context("nobody was told of a NIC that failed")?;
         self.quiet(Vec::new())?;
         ensure!(self.conductor.state().failovers > before, "nothing was on a NIC that failed");
-        Ok(Failure { told_after: told_at.duration_since(start).saturating_sub(kept), told, kept })
+        let number = nic.name.trim_start_matches("nic").parse().context("a NIC is called otherwise")?;
+        let device = nic_report(number, has_backups(nic.host.get()));
+        let back = PortEvent::Report { endpoint, report: Report::DeviceBack { device } };
+        self.conductor.world_mut().events.push_back(back);
+        self.quiet(Vec::new())?;
+        Ok(Failure { told_after: told_at.duration_since(start), told, kept })
     }
 }
 
@@ -265,6 +320,8 @@ struct Obedient {
     answers: Vec<Result<(), String>>,
     view: Arc<View>,
     store: Store,
+    /// Whether a snapshot is to be written, however long the log is.
+    snapshot_due: bool,
     file: PathBuf,
     memory: HardwareMemory,
     table: RegionTable,
@@ -322,7 +379,11 @@ impl World for Obedient {
     }
 
     fn show(&mut self, state: Arc<State>, reconciler: &Reconciler<u64>) {
-        self.view = Arc::new(self.view.updated(state, reconciler.waiting()));
+        self.view = Arc::new(self.view.updated(Arc::clone(&state), reconciler.waiting()));
+        self.store.tidy(&state);
+        if std::mem::take(&mut self.snapshot_due) {
+            self.store.begin_snapshot(&state);
+        }
     }
 
     fn reply(&mut self, (): (), answer: Result<(), Refusal>) {

@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, anyhow, ensure};
 use cxl_pool::simulated::Random;
 use cxl_pool::{Area, EndpointId, HostId, LineCount, LineOffset, REGION_SLOTS_MOST, Role};
+use pod_protocol::protocol::Protocol;
 use pod_protocol::reports::{DeviceReport, Join};
 use pod_state::{Command, Groups, NIC_LEASES_MAX, NicWish, Options, PlacementPolicy, State};
 use uuid::Uuid;
@@ -128,7 +129,7 @@ pub(super) fn in_any_order(count: u32) -> Vec<u32> {
 /// What a daemon of a host says when it joins.
 pub(super) fn join(number: u16, role: Role) -> Join {
     let owns = number.is_multiple_of(2);
-    let backup = (number / 2).is_multiple_of(BACKUPS);
+    let backup = has_backups(number);
     let devices = match role {
         Role::NetBackend if owns => (0..DEVICES).map(|nic| nic_report(nic, backup)).collect(),
         Role::BlkBackend if owns => (0..DEVICES).map(ssd_report).collect(),
@@ -143,7 +144,13 @@ pub(super) fn join(number: u16, role: Role) -> Join {
     }
 }
 
-fn nic_report(number: u32, backup: bool) -> DeviceReport {
+/// Whether a host's NICs are kept for failover.
+pub(super) fn has_backups(host: u16) -> bool {
+    (host / 2).is_multiple_of(BACKUPS)
+}
+
+/// What a daemon says of a NIC.
+pub(super) fn nic_report(number: u32, backup: bool) -> DeviceReport {
     DeviceReport::Nic {
         name: format!("nic{number}"),
         driver: "null".to_owned(),
@@ -186,6 +193,6 @@ pub(super) fn options() -> Options {
         regions_max: REGION_SLOTS_MOST as usize,
         nic_leases_max: NIC_LEASES_MAX,
         placement: PlacementPolicy::default(),
-        protocol_minor: 0,
+        protocol_minor: Protocol::CURRENT.minor,
     }
 }
