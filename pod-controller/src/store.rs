@@ -3,24 +3,32 @@
 //!
 //! Every value carries a checksum, so that a damaged file is noticed and not obeyed.
 
+mod aside;
 mod database;
 pub mod etcd;
+mod length;
+pub(crate) mod parts;
 mod sealed;
 mod slow_disk;
+mod snapshot;
+mod turns;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use pod_api::Event;
 use pod_state::{Command, State};
 use redb::{ReadableTable, TableDefinition};
+use snapshot::Writing;
 
 pub(crate) use database::{Database, Failure};
+pub(crate) use length::{LOG_LEAST, Length};
 pub(crate) use sealed::{Damage, seal, unseal};
 
 /// The format of the values below; another one is refused.
 const FORMAT: u64 = 1;
-/// How many commands to replay at most.
-const LOG_MAX: u64 = 256;
+/// The format where the snapshot is in parts.
+const FORMAT_IN_PARTS: u64 = 2;
 
 const NUMBERS: TableDefinition<&str, u64> = TableDefinition::new("numbers");
 const SNAPSHOT: TableDefinition<(), &[u8]> = TableDefinition::new("snapshot");
@@ -30,8 +38,14 @@ const EVENTS: TableDefinition<u64, &[u8]> = TableDefinition::new("events");
 /// The state file.
 #[derive(Debug)]
 pub struct Store {
-    database: Database,
-    logged: u64,
+    database: Arc<Database>,
+    /// What was logged since the newest snapshot.
+    log: Length,
+    snapshot_bytes: u64,
+    /// The last snapshot that was written in parts.
+    number: u64,
+    part_bytes: usize,
+    writing: Option<Writing>,
 }
 
 /// What a state file held.
@@ -89,7 +103,7 @@ pub enum StoreError {
         path: PathBuf,
     },
     /// It was written by another version.
-    #[error("the state file {} has format {found}, and this controller reads {FORMAT}: use the version that wrote it", path.display())]
+    #[error("the state file {} has format {found}, and this controller reads {FORMAT_IN_PARTS} at most: use the version that wrote it", path.display())]
     Format {
         /// Which file.
         path: PathBuf,
@@ -116,7 +130,14 @@ impl Store {
     }
 
     fn read(database: Database) -> Result<(Self, Recovered), StoreError> {
-        let mut store = Self { database, logged: 0 };
+        let mut store = Self {
+            database: Arc::new(database),
+            log: Length::default(),
+            snapshot_bytes: 0,
+            number: 0,
+            part_bytes: parts::PART_BYTES,
+            writing: None,
+        };
         let term = store.begin_term()?;
         let events = store.read_events()?;
         let state = store.read_state()?;
@@ -128,7 +149,8 @@ impl Store {
         self.database.path()
     }
 
-    /// Keeps commands and events for good, together. `first_event` and later ones are kept, older ones forgotten.
+    /// Keeps commands and events for good, together. `first_event` and later ones are kept, older ones forgotten. After what follows
+    /// from the commands is done, [`tidy`](Self::tidy) sees to the log.
     pub fn commit(
         &mut self,
         commands: &[(u64, &Command)],
@@ -136,43 +158,57 @@ impl Store {
         first_event: u64,
         state: &State,
     ) -> Result<(), StoreError> {
+        self.note_written()?;
+        // Of what an older version may not know nothing is left in the log.
         let lowers = commands.iter().any(|(_, command)| command.may_lower_protocol());
-        let snapshot = lowers || self.logged + commands.len() as u64 > LOG_MAX;
-        let written = self.database.write(|transaction| {
-            {
+        let whole = if lowers {
+            self.stop_writing()?;
+            Some(self.database.sealed(state)?)
+        } else {
+            None
+        };
+        let mut more = self.log;
+        self.database.write(|transaction| {
+            if let Some(whole) = &whole {
+                snapshot::keep_whole(transaction, whole, state.index)?;
+            } else {
                 let mut log = transaction.open_table(LOG)?;
-                if snapshot {
-                    log.retain(|_, _| false)?;
-                    transaction.open_table(SNAPSHOT)?.insert((), seal(state)?.as_slice())?;
-                } else {
-                    for (index, command) in commands {
-                        log.insert(index, seal(command)?.as_slice())?;
-                    }
+                for (index, command) in commands {
+                    let sealed = seal(command)?;
+                    more.add(sealed.len());
+                    log.insert(index, sealed.as_slice())?;
                 }
-                let mut table = transaction.open_table(EVENTS)?;
-                for event in events {
-                    table.insert(event.sequence, seal(event)?.as_slice())?;
-                }
-                table.retain_in(..first_event, |_, _| false)?;
             }
+            let mut table = transaction.open_table(EVENTS)?;
+            for event in events {
+                table.insert(event.sequence, seal(event)?.as_slice())?;
+            }
+            table.retain_in(..first_event, |_, _| false)?;
             Ok(())
-        });
-        written.map(|()| self.logged = if snapshot { 0 } else { self.logged + commands.len() as u64 })
+        })?;
+        self.log = more;
+        if let Some(whole) = whole {
+            self.begin_log_after(&whole);
+        }
+        Ok(())
     }
 
     /// Keeps a whole state instead of the commands that led to it.
     pub fn keep_snapshot(&mut self, state: &State) -> Result<(), StoreError> {
-        self.database.write(|transaction| {
-            transaction.open_table(LOG)?.retain(|_, _| false)?;
-            transaction.open_table(SNAPSHOT)?.insert((), seal(state)?.as_slice())?;
-            Ok(())
-        })?;
-        self.logged = 0;
+        self.stop_writing()?;
+        let whole = self.database.sealed(state)?;
+        self.database.write(|transaction| snapshot::keep_whole(transaction, &whole, state.index))?;
+        self.begin_log_after(&whole);
         Ok(())
     }
 
+    fn begin_log_after(&mut self, whole: &[u8]) {
+        (self.log, self.snapshot_bytes) = (Length::default(), whole.len() as u64);
+    }
+
     /// From now on replicas or an etcd have the state: a controller without them, which would go on from an old one, is refused.
-    pub fn hand_over(self) -> Result<(), StoreError> {
+    pub fn hand_over(mut self) -> Result<(), StoreError> {
+        self.stop_writing()?;
         self.database.write(|transaction| {
             transaction.open_table(NUMBERS)?.insert("handed over", 1)?;
             Ok(())
@@ -198,32 +234,39 @@ impl Store {
                 return Ok(Err(StoreError::HandedOver { path: path() }));
             }
             let format = numbers.get("format")?.map_or(FORMAT, |found| found.value());
-            if format != FORMAT {
+            if ![FORMAT, FORMAT_IN_PARTS].contains(&format) {
                 return Ok(Err(StoreError::Format { path: path(), found: format }));
             }
             let term = numbers.get("term")?.map_or(0, |found| found.value()) + 1;
-            numbers.insert("format", FORMAT)?;
+            numbers.insert("format", format)?;
             numbers.insert("term", term)?;
+            transaction.open_table(SNAPSHOT)?;
+            transaction.open_table(LOG)?;
             Ok(Ok(term))
         })?
     }
 
     fn read_state(&mut self) -> Result<Option<State>, StoreError> {
-        let (state, commands) = self.database.write(|transaction| {
-            let state = match transaction.open_table(SNAPSHOT)?.get(())? {
-                Some(sealed) => Some(unseal::<State>(sealed.value())?),
+        let (number, snapshot, commands, log) = self.database.read(|transaction| {
+            let (number, sealed) = snapshot::read(transaction)?;
+            let snapshot = match sealed {
+                Some(sealed) => Some((unseal::<State>(&sealed)?, sealed.len() as u64)),
                 None => None,
             };
-            let mut commands: Vec<(u64, Command)> = Vec::new();
-            for entry in transaction.open_table(LOG)?.iter()? {
+            let known = snapshot.as_ref().map_or(0, |(state, _)| state.index);
+            let (mut commands, mut log): (Vec<(u64, Command)>, _) = (Vec::new(), Length::default());
+            // What comes before a snapshot has yet to be removed.
+            for entry in transaction.open_table(LOG)?.range(known + 1..)? {
                 let (index, sealed) = entry?;
+                log.add(sealed.value().len());
                 commands.push((index.value(), unseal(sealed.value())?));
             }
-            Ok((state, commands))
+            Ok((number, snapshot, commands, log))
         })?;
-        self.logged = commands.len() as u64;
+        (self.number, self.log) = (number, log);
+        self.snapshot_bytes = snapshot.as_ref().map_or(0, |(_, bytes)| *bytes);
         let damaged = |reason: String| StoreError::Damaged { path: self.path().to_path_buf(), reason };
-        let Some(mut state) = state else {
+        let Some((mut state, _)) = snapshot else {
             return if commands.is_empty() {
                 Ok(None)
             } else {

@@ -9,7 +9,7 @@ mod instances;
 mod mchannels;
 mod pool;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -87,18 +87,27 @@ impl View {
         Ok(self.updated(Arc::new(state), waiting))
     }
 
-    /// The same pool later, as a follower sees it: what leases wait for that are new or have changed, it has yet to hear.
+    /// The same pool later, as a follower sees it: what leases wait for that are new or have changed, it has yet to hear. `changed` are
+    /// those that may have since a state of that index.
     #[must_use]
-    pub fn followed(&self, state: &State) -> Self {
+    pub fn followed(&self, state: &Arc<State>, changed: Option<&(u64, BTreeSet<LeaseId>)>) -> Self {
         let mut waiting = self.waiting.clone();
-        let changed = |(id, lease): &(&LeaseId, &Lease)| self.state.leases.get(id) != Some(*lease);
-        for (id, _) in state.leases.iter().filter(changed) {
-            let reason = || "the controller that leads to say so".to_owned();
-            waiting.here.entry(*id).or_insert_with(reason);
-            waiting.incoming.entry(*id).or_insert_with(reason);
+        let mut hear = |id: LeaseId, lease: &Lease| {
+            if self.state.leases.get(&id) != Some(lease) {
+                let reason = || "the controller that leads to say so".to_owned();
+                waiting.here.entry(id).or_insert_with(reason);
+                waiting.incoming.entry(id).or_insert_with(reason);
+            }
+        };
+        match changed.filter(|(since, _)| *since <= self.state.index) {
+            Some((_, changed)) => {
+                let there = changed.iter().filter_map(|id| Some((*id, state.leases.get(id)?)));
+                there.for_each(|(id, lease)| hear(id, lease));
+            }
+            None => state.leases.iter().for_each(|(id, lease)| hear(*id, lease)),
         }
         let same = self.state.index == state.index;
-        self.updated(if same { Arc::clone(&self.state) } else { Arc::new(state.clone()) }, waiting)
+        self.updated(Arc::clone(if same { &self.state } else { state }), waiting)
     }
 
     /// The same pool later: after more commands, or as many.

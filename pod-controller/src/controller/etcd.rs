@@ -9,7 +9,7 @@ use pod_state::State;
 
 use super::{AnyTenure, ControllerError, Desk, End, Handle, Keeper, Request, SeenTerms, SubmitError};
 use crate::config::Config;
-use crate::replication::Known;
+use crate::replication::Sight;
 use crate::store::etcd::{EtcdAddress, EtcdCredentials, EtcdError, EtcdLink, EtcdStore, Loss};
 use crate::store::{Recovered, Store, StoreError};
 
@@ -160,8 +160,9 @@ impl EtcdController {
             return Err(store.gone().into());
         }
         // What was open is made, or is not: from now on everybody sees which.
-        let events = std::mem::take(&mut recovered.events).into();
-        self.handle.catch_up(&Known { state: recovered.state.clone(), events, terms: 0 }, || true);
+        let events = std::mem::take(&mut recovered.events);
+        let state = recovered.state.clone().map(Arc::new);
+        self.handle.catch_up(Sight { state, leases: None, events }, || true);
         self.enter(store, recovered)
     }
 }

@@ -17,7 +17,7 @@ use tokio::sync::{oneshot, watch};
 use crate::balance::{BalancePolicy, LoadHistory, LoadPicture};
 use crate::config::Config;
 use crate::journal::Journal;
-use crate::replication::Known;
+use crate::replication::Sight;
 use crate::view::{PoolFacts, View, Waiting};
 
 /// Where to answer a wish.
@@ -251,20 +251,24 @@ impl Handle {
     }
 
     /// Shows what the replicated log leads to, as long as this is the one to do so.
-    pub(crate) fn catch_up(&self, known: &Known, still: impl Fn() -> bool) {
-        if let Some(state) = &known.state {
+    pub(crate) fn catch_up(&self, sight: Sight, still: impl Fn() -> bool) {
+        let Sight { state, leases, events } = sight;
+        if let Some(state) = state {
+            // Whoever looks meanwhile does not wait until all is compared.
+            let before = self.view();
+            let followed = before.followed(&state, leases.as_ref());
             self.shared.view.send_if_modified(|view| {
                 let show = still() && state.index >= view.state.index;
                 if show {
-                    *view = Arc::new(view.followed(state));
+                    let is_next = Arc::ptr_eq(view, &before);
+                    let next = if is_next { followed } else { view.followed(&state, leases.as_ref()) };
+                    *view = Arc::new(next);
                 }
                 show
             });
         }
         // Whoever hears of an event finds its outcome in the view.
-        let last = self.shared.journal.last();
-        let newer = known.events.iter().filter(|event| event.sequence > last).cloned().collect();
-        self.shared.journal.add(newer);
+        self.shared.journal.add(events);
     }
 
     /// Shows what leases wait for, as the leader says; it says it of the state with this index.

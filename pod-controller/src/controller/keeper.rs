@@ -1,5 +1,7 @@
 //! Where the controller's commits go.
 
+use std::sync::Arc;
+
 use cxl_pool::ReplicaId;
 use pod_api::Event;
 use pod_state::{Command, State};
@@ -34,6 +36,16 @@ impl Keeper {
             Self::Etcd(store) => store.commit(commands, events, state)?,
         }
         Ok(())
+    }
+
+    /// Does what takes long and nobody waits for. All that follows from the state was done.
+    pub(super) fn tidy(&mut self, state: &Arc<State>) {
+        match self {
+            Self::File(store) => store.tidy(state),
+            // Each sees to its log itself.
+            Self::Replicas(_) => {}
+            Self::Etcd(store) => store.tidy(state),
+        }
     }
 
     /// Makes certain that no other controller has taken over, or takes over now.

@@ -115,7 +115,8 @@ impl<M: Memory> World for PoolWorld<M> {
     }
 
     fn show(&mut self, state: Arc<State>, reconciler: &Reconciler<CommandId>) {
-        self.shared.show(state, reconciler.waiting(), std::mem::take(&mut self.unseen));
+        self.shared.show(Arc::clone(&state), reconciler.waiting(), std::mem::take(&mut self.unseen));
+        self.keeper.tidy(&state);
     }
 
     fn reply(&mut self, to: Self::Reply, answer: Result<(), Refusal>) {

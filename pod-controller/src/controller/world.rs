@@ -51,7 +51,7 @@ pub trait World {
     /// Shows the regions to whoever looks at the pool without a controller.
     /// These may have changed since it was asked to before; without that, all.
     fn publish_regions(&mut self, version: Version, regions: &Regions, changed: Option<BTreeSet<RegionId>>);
-    /// Shows the state to whoever asks.
+    /// Shows the state to whoever asks, after all who are concerned were told: what takes long is done now.
     fn show(&mut self, state: Arc<State>, reconciler: &Reconciler<Self::Ticket>);
     /// Answers a wish.
     fn reply(&mut self, to: Self::Reply, answer: Result<(), Refusal>);

@@ -39,7 +39,7 @@ pub(super) async fn forward(standing: Arc<Standing>, handle: Handle, command: Co
             match answer {
                 Ok(Answer::Submitted(Ok(index))) => {
                     wait_for(&standing.machine, index).await;
-                    standing.machine.look(|known| handle.catch_up(known, || !leads(&standing)));
+                    handle.catch_up(standing.machine.sight(handle.journal().last()), || !leads(&standing));
                     // A client that went away needs no answer.
                     let _ = reply.send(Ok(()));
                     return;

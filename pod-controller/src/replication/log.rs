@@ -3,10 +3,12 @@
 //! Every value carries a checksum. A log that is damaged anywhere is refused as a whole: cut off, it would lack what
 //! others count on.
 
+mod snapshot;
+
 use std::fmt::Debug;
 use std::ops::{Bound, Range, RangeBounds};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use openraft::storage::{LogFlushed, RaftLogStorage};
 use openraft::{
@@ -20,9 +22,13 @@ use tokio::sync::watch;
 
 use super::change::{LogOwner, Member, Replicated};
 use crate::store::{Database, Failure, StoreError, seal, unseal};
+use snapshot::Extent;
+pub(crate) use snapshot::Sizes;
 
 /// The format of the values below; another one is refused.
 const FORMAT: u64 = 1;
+/// The format where the snapshot is in parts.
+const FORMAT_IN_PARTS: u64 = 2;
 
 /// How many bytes of entries another replica is sent at once, if it is more than one. Raft waits one heartbeat for the answer.
 const APPEND_BYTES: usize = 64 << 10;
@@ -39,6 +45,10 @@ pub(crate) struct LogFile {
     database: Database,
     owner: LogOwner,
     coming: watch::Sender<Coming>,
+    extent: Mutex<Extent>,
+    sizes: Sizes,
+    /// Whoever keeps a snapshot, one after the other.
+    keeping: tokio::sync::Mutex<()>,
 }
 
 /// A snapshot of another replica that is to take the place of what is in the log.
@@ -60,19 +70,30 @@ impl LogFile {
     /// Opens or creates it.
     pub(crate) fn open(path: &Path) -> Result<Self, StoreError> {
         let owner = uuid::Uuid::new_v4().as_u64_pair().0.max(1);
-        Database::open(path, |database| Self::begin(database, owner)).map_err(of_a_log)
+        Database::open(path, |database| Self::begin(database, owner, Sizes::default())).map_err(of_a_log)
     }
 
     /// The same on a disk that is made up. A new log gets this owner.
     #[cfg(test)]
-    pub(crate) fn open_on(disk: impl redb::StorageBackend, owner: LogOwner) -> Result<Self, StoreError> {
+    pub(crate) fn open_on(
+        disk: impl redb::StorageBackend,
+        owner: LogOwner,
+        sizes: Sizes,
+    ) -> Result<Self, StoreError> {
         let database = Database::on(disk).map_err(of_a_log)?;
-        Self::begin(database, owner).map_err(of_a_log)
+        Self::begin(database, owner, sizes).map_err(of_a_log)
     }
 
     /// A new log gets this owner.
-    fn begin(database: Database, owner: LogOwner) -> Result<Self, StoreError> {
-        let mut file = Self { database, owner: 0, coming: watch::Sender::new(Coming::Nothing) };
+    fn begin(database: Database, owner: LogOwner, sizes: Sizes) -> Result<Self, StoreError> {
+        let mut file = Self {
+            database,
+            owner: 0,
+            coming: watch::Sender::new(Coming::Nothing),
+            extent: Mutex::default(),
+            sizes,
+            keeping: tokio::sync::Mutex::default(),
+        };
         let format = file.database.write(|transaction| {
             transaction.open_table(ENTRIES)?;
             transaction.open_table(SNAPSHOT)?;
@@ -85,7 +106,7 @@ impl LogFile {
             Ok(format)
         })?;
         let path = file.path().to_path_buf();
-        if let Some(found) = format.filter(|found| *found != FORMAT) {
+        if let Some(found) = format.filter(|found| ![FORMAT, FORMAT_IN_PARTS].contains(found)) {
             return Err(StoreError::Format { path, found });
         }
         let damaged = |reason: &str| StoreError::Damaged { path: path.clone(), reason: reason.to_owned() };
@@ -103,17 +124,27 @@ impl LogFile {
         if purged.is_some() && snapshot.is_none() {
             return Err(damaged("its snapshot is missing"));
         }
-        if snapshot.is_some_and(|(meta, _)| meta.last_log_id < purged) {
+        let last = snapshot.as_ref().and_then(|(meta, _)| meta.last_log_id);
+        if snapshot.is_some() && last < purged {
             return Err(damaged("its snapshot is older than its first entry"));
         }
+        let mut extent = Extent::after_snapshot(snapshot.map_or(0, |(_, data)| data.len() as u64));
         let mut next = purged.map(|id| id.index + 1);
-        for entry in self.entries(..)? {
-            let index = entry.log_id.index;
-            if next.unwrap_or(0) != index {
-                return Err(damaged(&format!("entry {} is missing", next.unwrap_or(0))));
+        self.read(|transaction| {
+            for entry in transaction.open_table(ENTRIES)?.iter()? {
+                let sealed = entry?.1;
+                let index = unseal::<Entry<Replicated>>(sealed.value())?.log_id.index;
+                if next.unwrap_or(0) != index {
+                    return Ok(Err(damaged(&format!("entry {} is missing", next.unwrap_or(0)))));
+                }
+                next = Some(index + 1);
+                if last.is_none_or(|last| index > last.index) {
+                    extent.add(sealed.value().len());
+                }
             }
-            next = Some(index + 1);
-        }
+            Ok(Ok(()))
+        })??;
+        *self.extent() = extent;
         Ok(())
     }
 
@@ -125,27 +156,6 @@ impl LogFile {
     /// Whose log it is.
     pub(crate) fn owner(&self) -> LogOwner {
         self.owner
-    }
-
-    /// The newest snapshot.
-    pub(crate) fn snapshot(&self) -> Result<Option<(Meta, String)>, StoreError> {
-        self.read(|transaction| match transaction.open_table(SNAPSHOT)?.get(())? {
-            Some(sealed) => Ok(Some(unseal(sealed.value())?)),
-            None => Ok(None),
-        })
-    }
-
-    /// Keeps a snapshot in place of an older one. One that was built while a newer one came from another replica is of no use any
-    /// more: the log begins after that.
-    pub(crate) fn keep_snapshot(&self, meta: &Meta, data: &str) -> Result<(), StoreError> {
-        self.write(|transaction| {
-            let mut table = transaction.open_table(SNAPSHOT)?;
-            let kept = table.get(())?.map(|sealed| unseal::<(Meta, String)>(sealed.value())).transpose()?;
-            if kept.is_none_or(|(kept, _)| kept.last_log_id <= meta.last_log_id) {
-                table.insert((), seal(&(meta, data))?.as_slice())?;
-            }
-            Ok(())
-        })
     }
 
     /// A snapshot is being received.
@@ -163,7 +173,7 @@ impl LogFile {
     async fn wait_for_snapshot(&self, last: LogId<LogOwner>) -> Result<(), StoreError> {
         let mut coming = self.coming.subscribe();
         while *coming.borrow_and_update() == Coming::Soon {
-            if self.snapshot()?.is_some_and(|(meta, _)| meta.last_log_id >= Some(last)) {
+            if self.snapshot_meta()?.is_some_and(|meta| meta.last_log_id >= Some(last)) {
                 return Ok(());
             }
             if coming.changed().await.is_err() {
@@ -320,15 +330,19 @@ impl RaftLogStorage<Replicated> for Log {
         I: IntoIterator<Item = Entry<Replicated>> + OptionalSend,
         I::IntoIter: OptionalSend,
     {
+        let mut more = Extent::default();
         let written = self.0.write(|transaction| {
             let mut table = transaction.open_table(ENTRIES)?;
             for entry in entries {
-                table.insert(entry.log_id.index, seal(&entry)?.as_slice())?;
+                let sealed = seal(&entry)?;
+                more.add(sealed.len());
+                table.insert(entry.log_id.index, sealed.as_slice())?;
             }
             Ok(())
         });
         match written {
             Ok(()) => {
+                self.0.extent().extend(more);
                 callback.log_io_completed(Ok(()));
                 Ok(())
             }
@@ -350,12 +364,11 @@ impl RaftLogStorage<Replicated> for Log {
     async fn purge(&mut self, log_id: LogId<LogOwner>) -> Result<(), StorageError<LogOwner>> {
         let there = self.0.wait_for_snapshot(log_id).await;
         there.map_err(|error| StorageIOError::write_logs(cause(&error)))?;
-        let purged = self.0.write(|transaction| {
-            transaction.open_table(FACTS)?.insert("purged", seal(&log_id)?.as_slice())?;
-            transaction.open_table(ENTRIES)?.retain_in(..=log_id.index, |_, _| false)?;
-            Ok(())
-        });
-        purged.map_err(|error| StorageIOError::write_logs(cause(&error)).into())
+        let purged = self.0.purge_some(log_id);
+        if purged.map_err(|error| StorageIOError::write_logs(cause(&error)))? {
+            tokio::spawn(Arc::clone(&self.0).purge_rest(log_id));
+        }
+        Ok(())
     }
 }
 
@@ -369,7 +382,7 @@ mod tests {
     #[test]
     fn what_is_sent_at_once_is_bounded_in_bytes_but_at_least_one_entry() {
         let disk = redb::backends::InMemoryBackend::new();
-        let file = Arc::new(LogFile::open_on(disk, 1).expect("a new log"));
+        let file = Arc::new(LogFile::open_on(disk, 1, Sizes::default()).expect("a new log"));
         let bytes = [APPEND_BYTES / 3, APPEND_BYTES / 3, APPEND_BYTES / 3, 2 * APPEND_BYTES, 1, 1];
         let written = file.write(|transaction| {
             let mut table = transaction.open_table(ENTRIES)?;

@@ -1,6 +1,6 @@
 //! What the replicated log leads to: the state, and recent events.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::io::Cursor;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -10,7 +10,8 @@ use openraft::{
     StoredMembership,
 };
 use pod_api::Event;
-use pod_state::State;
+use pod_protocol::ids::LeaseId;
+use pod_state::{Shadow, State};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
@@ -27,6 +28,14 @@ pub(crate) struct Known {
     /// Recent events, oldest first.
     pub(crate) events: VecDeque<Event>,
     /// How many terms of office there were before there were replicas.
+    pub(crate) terms: u64,
+}
+
+/// What is [`Known`], as it is written.
+#[derive(Serialize)]
+pub(crate) struct Knowledge<'a> {
+    pub(crate) state: Option<&'a State>,
+    pub(crate) events: &'a VecDeque<Event>,
     pub(crate) terms: u64,
 }
 
@@ -67,6 +76,37 @@ struct Applied {
     last: Option<LogId<LogOwner>>,
     membership: StoredMembership<LogOwner, Member>,
     known: Known,
+    /// What others have of the state.
+    shadow: Shadow,
+    /// The index of the state since which the shadow notes which leases change.
+    noted_since: u64,
+}
+
+impl Applied {
+    fn new(
+        last: Option<LogId<LogOwner>>,
+        membership: StoredMembership<LogOwner, Member>,
+        known: Known,
+    ) -> Self {
+        Self { last, membership, known, shadow: Shadow::default(), noted_since: u64::MAX }
+    }
+
+    /// Without copying all of the state.
+    fn copy(&mut self) -> Option<Arc<State>> {
+        let Self { known, shadow, .. } = self;
+        known.state.as_mut().map(|state| shadow.of(state))
+    }
+}
+
+/// What is known at one moment, for those who look.
+#[derive(Debug)]
+pub(crate) struct Sight {
+    /// The state, if there is one.
+    pub(crate) state: Option<Arc<State>>,
+    /// The leases that may be other ones than in a state of this index or a later one, if that is known.
+    pub(crate) leases: Option<(u64, BTreeSet<LeaseId>)>,
+    /// Events that whoever looks has not seen, oldest first.
+    pub(crate) events: Vec<Event>,
 }
 
 /// Shared between Raft and those who look.
@@ -81,14 +121,13 @@ pub(crate) struct Machine {
 impl Machine {
     /// As the newest snapshot says; the log follows from there.
     pub(crate) fn open(file: Arc<LogFile>) -> Result<Self, StoreError> {
-        let mut applied =
-            Applied { last: None, membership: StoredMembership::default(), known: Known::default() };
+        let mut applied = Applied::new(None, StoredMembership::default(), Known::default());
         if let Some((meta, data)) = file.snapshot()? {
             let known = serde_json::from_str(&data).map_err(|error| StoreError::LogDamaged {
                 path: file.path().to_path_buf(),
                 reason: format!("its snapshot: {error}"),
             })?;
-            applied = Applied { last: meta.last_log_id, membership: meta.last_membership, known };
+            applied = Applied::new(meta.last_log_id, meta.last_membership, known);
         }
         let (changes, renewals) = (Arc::new(watch::Sender::new(0)), Arc::new(watch::Sender::new(0)));
         Ok(Self { applied: Arc::new(Mutex::new(applied)), file, changes, renewals })
@@ -97,6 +136,19 @@ impl Machine {
     /// Looks at what is known.
     pub(crate) fn look<T>(&self, look: impl FnOnce(&Known) -> T) -> T {
         look(&self.applied().known)
+    }
+
+    /// What is known for others to read, and the events after this one.
+    pub(crate) fn sight(&self, last_event: u64) -> Sight {
+        let mut applied = self.applied();
+        let state = applied.copy();
+        let since =
+            std::mem::replace(&mut applied.noted_since, state.as_ref().map_or(u64::MAX, |it| it.index));
+        let leases = applied.shadow.take_leases().map(|leases| (since, leases));
+        let newer = applied.known.events.iter().rev().take_while(|event| event.sequence > last_event);
+        let mut events: Vec<Event> = newer.cloned().collect();
+        events.reverse();
+        Sight { state, leases, events }
     }
 
     /// The index of the state; 0 before there is one.
@@ -123,38 +175,64 @@ impl Machine {
         self.changes.send_modify(|count| *count += 1);
     }
 
-    #[expect(clippy::result_large_err, reason = "it is what Raft asks for")]
-    fn install(&self, meta: &Meta, snapshot: Cursor<Vec<u8>>) -> Result<(), StorageError<LogOwner>> {
+    /// Whether it is time for a snapshot.
+    pub(super) fn take_outgrown(&self) -> bool {
+        self.file.take_outgrown()
+    }
+
+    async fn install(&self, meta: &Meta, snapshot: Cursor<Vec<u8>>) -> Result<(), StorageError<LogOwner>> {
         let damaged = |error: AnyError| StorageIOError::read_snapshot(Some(meta.signature()), error);
         let data =
             String::from_utf8(snapshot.into_inner()).map_err(|error| damaged(AnyError::new(&error)))?;
-        let known: Known = serde_json::from_str(&data).map_err(|error| damaged(AnyError::new(&error)))?;
-        self.file
-            .keep_snapshot(meta, &data)
-            .map_err(|error| StorageIOError::write_snapshot(Some(meta.signature()), cause(&error)))?;
-        *self.applied() = Applied { last: meta.last_log_id, membership: meta.last_membership.clone(), known };
+        let known: Known = aside(|| serde_json::from_str(&data))
+            .map_err(|error: serde_json::Error| damaged(AnyError::new(&error)))?;
+        self.keep(meta, &data, known.state.as_ref()).await?;
+        let applied = Applied::new(meta.last_log_id, meta.last_membership.clone(), known);
+        // What was there before takes its time to go.
+        let before = std::mem::replace(&mut *self.applied(), applied);
+        drop(before);
         self.tell();
         Ok(())
+    }
+
+    async fn keep(
+        &self,
+        meta: &Meta,
+        data: &str,
+        state: Option<&State>,
+    ) -> Result<(), StorageError<LogOwner>> {
+        let minor = state.map_or(0, |state| state.options.protocol_minor);
+        let kept = self.file.keep_snapshot(meta, data, minor).await;
+        kept.map_err(|error| StorageIOError::write_snapshot(Some(meta.signature()), cause(&error)).into())
+    }
+}
+
+/// Does what takes long where others wait for this thread: another one does what they wait for.
+fn aside<T>(work: impl FnOnce() -> T) -> T {
+    use tokio::runtime::{Handle, RuntimeFlavor};
+    match Handle::try_current().map(|runtime| runtime.runtime_flavor()) {
+        Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(work),
+        _ => work(),
     }
 }
 
 impl RaftSnapshotBuilder<Replicated> for Machine {
     async fn build_snapshot(&mut self) -> Result<Snapshot<Replicated>, StorageError<LogOwner>> {
-        let (meta, known) = {
-            let applied = self.applied();
+        let (meta, state, events, terms) = {
+            let mut applied = self.applied();
             let index = applied.last.map_or(0, |id| id.index);
             let meta = Meta {
                 last_log_id: applied.last,
                 last_membership: applied.membership.clone(),
                 snapshot_id: format!("{index}-{}", uuid::Uuid::new_v4()),
             };
-            (meta, applied.known.clone())
+            let state = applied.copy();
+            (meta, state, applied.known.events.clone(), applied.known.terms)
         };
-        let data = serde_json::to_string(&known)
+        let knowledge = Knowledge { state: state.as_deref(), events: &events, terms };
+        let data = aside(|| serde_json::to_string(&knowledge))
             .map_err(|error| StorageIOError::read_state_machine(AnyError::new(&error)))?;
-        self.file
-            .keep_snapshot(&meta, &data)
-            .map_err(|error| StorageIOError::write_snapshot(Some(meta.signature()), cause(&error)))?;
+        self.keep(&meta, &data, state.as_deref()).await?;
         Ok(Snapshot { meta, snapshot: Box::new(Cursor::new(data.into_bytes())) })
     }
 }
@@ -217,7 +295,7 @@ impl RaftStateMachine<Replicated> for Machine {
         meta: &Meta,
         snapshot: Box<Cursor<Vec<u8>>>,
     ) -> Result<(), StorageError<LogOwner>> {
-        let installed = self.install(meta, *snapshot);
+        let installed = self.install(meta, *snapshot).await;
         self.file.snapshot_came(installed.is_ok());
         installed
     }

@@ -43,7 +43,7 @@ mod tcp;
 
 pub(crate) use change::{Change, Outcome};
 pub(crate) use forwarding::FORWARDED_MAX;
-pub(crate) use machine::Known;
+pub(crate) use machine::{Knowledge, Known, Sight};
 pub(crate) use proposer::Proposer;
 pub use replica::{Replica, ReplicationError};
 pub use tcp::TcpError;

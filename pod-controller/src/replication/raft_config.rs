@@ -7,7 +7,7 @@ use openraft::SnapshotPolicy;
 use super::replica::ReplicationError;
 use crate::config::ReplicationSection;
 
-/// How many entries the log has at least between two snapshots, and how many are kept that a snapshot has too.
+/// How many entries are kept that a snapshot has too, for replicas that lag.
 const LOG_ENTRIES: u64 = 256;
 
 /// How often Raft looks whether it is time to stand for election, in ms. It says so nowhere.
@@ -37,7 +37,8 @@ pub(super) fn raft_config(section: &ReplicationSection) -> Result<openraft::Conf
         election_timeout_max: latest,
         install_snapshot_timeout: 5000,
         max_payload_entries: 64,
-        snapshot_policy: SnapshotPolicy::LogsSinceLast(LOG_ENTRIES),
+        // They are made by the size of the log.
+        snapshot_policy: SnapshotPolicy::Never,
         max_in_snapshot_log_to_keep: LOG_ENTRIES,
         // JSON writes a byte as up to four.
         snapshot_max_chunk_size: 32 << 10,

@@ -26,7 +26,7 @@ use super::network::Network;
 use super::post::{Answer, Outbox, Post, Question};
 use super::proposer::Proposer;
 use super::raft_config::raft_config;
-use super::renewal::renew_log;
+use super::renewal::{renew_log, trim_log};
 use super::roll::Roll;
 use super::tcp::{TcpError, Trust};
 use crate::config::{Config, ReplicationSection};
@@ -97,7 +97,7 @@ impl Standing {
     pub(super) fn resign(&self, handle: &Handle) {
         self.leading.store(0, Ordering::Release);
         handle.forget_measured();
-        self.machine.look(|known| handle.catch_up(known, || !leads(self)));
+        handle.catch_up(self.machine.sight(handle.journal().last()), || !leads(self));
     }
 }
 
@@ -336,15 +336,17 @@ impl Replica {
             let kept = self.runtime.block_on(standing.raft.trigger().snapshot());
             kept.map_err(|error| ReplicationError::Ended(error.to_string()))?;
         }
-        let known = standing.machine.look(Clone::clone);
-        let term = known.terms + elected;
-        if seen.outrank(term, known.state.as_ref().map_or(0, |state| state.index)) {
-            let above = seen.highest().saturating_sub(known.terms);
+        let terms = standing.machine.look(|known| known.terms);
+        let sight = standing.machine.sight(self.handle.journal().last());
+        let term = terms + elected;
+        if seen.outrank(term, sight.state.as_ref().map_or(0, |state| state.index)) {
+            let above = seen.highest().saturating_sub(terms);
             self.runtime.block_on(elect_above(&standing, elected, above))?;
             return Ok(End::Deposed);
         }
-        self.handle.catch_up(&known, || true);
-        let recovered = Recovered { state: known.state, events: Vec::new(), term };
+        let state = sight.state.as_deref().cloned();
+        self.handle.catch_up(sight, || true);
+        let recovered = Recovered { state, events: Vec::new(), term };
         standing.leading.store(elected, Ordering::Release);
         let keeper = Keeper::Replicas(proposer);
         let is_over = || self.carrier.as_ref().is_some_and(JoinHandle::is_finished);
@@ -372,6 +374,7 @@ pub(super) fn attend(
     runtime.spawn(show_what_is_known(Arc::clone(standing), handle.clone()));
     runtime.spawn(show_what_leases_wait_for(Arc::clone(standing), handle.clone()));
     runtime.spawn(renew_log(raft.clone(), standing.machine.renewals()));
+    runtime.spawn(trim_log(raft.clone(), standing.machine.clone()));
     runtime.spawn(stay_member(raft, post, standing.owner, others));
 }
 
@@ -430,7 +433,7 @@ pub(super) async fn show_what_is_known(standing: Arc<Standing>, handle: Handle) 
     let mut changes = standing.machine.changes();
     while changes.changed().await.is_ok() {
         if !leads(&standing) {
-            standing.machine.look(|known| handle.catch_up(known, || !leads(&standing)));
+            handle.catch_up(standing.machine.sight(handle.journal().last()), || !leads(&standing));
         }
     }
 }

@@ -7,7 +7,8 @@ use std::time::Instant;
 use redb::ReadableDatabase;
 
 use super::slow_disk::SlowDisk;
-use super::{Damage, StoreError};
+use super::turns::{Turns, Waiting};
+use super::{Damage, StoreError, seal};
 
 /// A database that only this process has.
 #[derive(Debug)]
@@ -15,6 +16,7 @@ pub(crate) struct Database {
     path: PathBuf,
     redb: redb::Database,
     slow_disk: SlowDisk,
+    turns: Turns,
 }
 
 impl Database {
@@ -27,7 +29,8 @@ impl Database {
         refuse_what_is_no_database(path)?;
         let opened = std::panic::catch_unwind(|| {
             let redb = redb::Database::create(path).map_err(|error| opening(path, error))?;
-            read(Self { path: path.to_path_buf(), redb, slow_disk: SlowDisk::default() })
+            let (slow_disk, turns) = (SlowDisk::default(), Turns::default());
+            read(Self { path: path.to_path_buf(), redb, slow_disk, turns })
         });
         opened.unwrap_or_else(|panic| {
             let said = panic.downcast_ref::<String>().cloned();
@@ -42,7 +45,7 @@ impl Database {
     pub(crate) fn on(disk: impl redb::StorageBackend) -> Result<Self, StoreError> {
         let path = PathBuf::from("a disk that is made up");
         let redb = redb::Builder::new().create_with_backend(disk).map_err(|error| opening(&path, error))?;
-        Ok(Self { path, redb, slow_disk: SlowDisk::default() })
+        Ok(Self { path, redb, slow_disk: SlowDisk::default(), turns: Turns::default() })
     }
 
     /// Where it is.
@@ -64,7 +67,19 @@ impl Database {
         &self,
         body: impl FnOnce(&redb::WriteTransaction) -> Result<T, Failure>,
     ) -> Result<T, StoreError> {
-        self.write_with(redb::Durability::Immediate, body)
+        self.write_with(redb::Durability::Immediate, || self.turns.wait(), body)
+    }
+
+    /// As [`Database::write`], of what may wait: whoever else has something to write goes first.
+    pub(crate) fn write_aside<T>(
+        &self,
+        body: impl FnOnce(&redb::WriteTransaction) -> Result<T, Failure>,
+    ) -> Result<T, StoreError> {
+        let let_others = || {
+            self.turns.let_others();
+            None
+        };
+        self.write_with(redb::Durability::Immediate, let_others, body)
     }
 
     /// As [`Database::write`], and may be lost with the power, as a whole.
@@ -72,16 +87,24 @@ impl Database {
         &self,
         body: impl FnOnce(&redb::WriteTransaction) -> Result<T, Failure>,
     ) -> Result<T, StoreError> {
-        self.write_with(redb::Durability::None, body)
+        self.write_with(redb::Durability::None, || self.turns.wait(), body)
     }
 
-    fn write_with<T>(
-        &self,
+    /// A value as it is written.
+    pub(crate) fn sealed(&self, value: &impl serde::Serialize) -> Result<Vec<u8>, StoreError> {
+        seal(value).map_err(|damage| self.failed(damage.into()))
+    }
+
+    fn write_with<'a, T>(
+        &'a self,
         durability: redb::Durability,
+        queue: impl FnOnce() -> Option<Waiting<'a>>,
         body: impl FnOnce(&redb::WriteTransaction) -> Result<T, Failure>,
     ) -> Result<T, StoreError> {
         let result = (|| {
+            let waiting = queue();
             let mut transaction = self.redb.begin_write()?;
+            drop(waiting);
             transaction.set_durability(durability)?;
             // After a crash, damage to what was written last looks like a write that was cut off, and the database goes back to
             // what was there before, which is to forget what was acknowledged. Of two phases it knows that they ended.

@@ -18,6 +18,7 @@ mod gateway;
 mod link;
 mod login;
 mod office;
+mod snapshot;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -26,12 +27,13 @@ use pod_api::Event;
 use pod_state::{Command, State};
 use serde::{Deserialize, Serialize};
 
-use super::{Damage, Recovered, StoreError, seal, unseal};
+use super::{Damage, Length, Recovered, StoreError, seal, unseal};
 use crate::journal::EVENTS_MAX;
 use crate::replication::{Change, Known, Outcome};
 use gateway::{Compare, KeyValue, Operation, Transacted, Transaction};
 use link::Place;
 use office::Office;
+use snapshot::{Writing, Written};
 
 pub use address::{EtcdAddress, ParseEtcdAddressError};
 pub use error::EtcdError;
@@ -42,8 +44,6 @@ pub(crate) use office::Loss;
 
 /// The format of the values below; another one is refused.
 const FORMAT: u64 = 1;
-/// How many changes to replay at most.
-const LOG_MAX: u64 = 256;
 /// How large a value is at most: etcd refuses requests above 1.5 MiB, and answers of several are to stay below 4 MiB.
 const PART_BYTES: usize = 256 << 10;
 /// How many values are asked for at once.
@@ -86,6 +86,10 @@ pub(crate) struct EtcdStore {
     renews: bool,
     /// The head with a snapshot of which it is not known whether it was kept.
     open: Option<Head>,
+    /// What was logged since the newest snapshot.
+    log: Length,
+    snapshot_bytes: u64,
+    writing: Option<Writing>,
 }
 
 impl EtcdStore {
@@ -94,7 +98,18 @@ impl EtcdStore {
         let office = Office::take(link, earlier, |place, found| Ok(read_head(place, found)?.0.term))?;
         let (head, revision) = office.head(|found| read_head(&link.place, found))?;
         let (link, events) = (Arc::clone(link), VecDeque::new());
-        let mut store = Self { link, office, head, revision, events, renews: false, open: None };
+        let mut store = Self {
+            link,
+            office,
+            head,
+            revision,
+            events,
+            renews: false,
+            open: None,
+            log: Length::default(),
+            snapshot_bytes: 0,
+            writing: None,
+        };
         let known = store.read()?;
         store.events.clone_from(&known.events);
         let recovered =
@@ -115,7 +130,7 @@ impl EtcdStore {
         Ok(())
     }
 
-    /// Keeps commands and events for good, together.
+    /// Keeps commands and events for good, together. After what follows from the commands is done, [`tidy`](Self::tidy) sees to the log.
     pub(crate) fn commit(
         &mut self,
         commands: &[(u64, &Command)],
@@ -127,8 +142,7 @@ impl EtcdStore {
         let excess = self.events.len().saturating_sub(EVENTS_MAX);
         self.events.drain(..excess);
         self.renews |= commands.iter().any(|(_, command)| command.may_lower_protocol());
-        let before = self.head.snapshot.as_ref().map_or(0, |snapshot| snapshot.sequence);
-        if self.renews || self.head.sequence - before >= LOG_MAX {
+        if self.renews {
             match self.keep_snapshot(state) {
                 Ok(()) => self.renews = false,
                 // What was to be kept is. The next change tries again.
@@ -146,30 +160,54 @@ impl EtcdStore {
 
     fn append(&mut self, change: &Change) -> Result<(), StoreError> {
         self.settle()?;
+        let written = self.take_written();
         let sequence = self.head.sequence + 1;
         let sealed = seal(change).map_err(|damage| self.damaged(damage.to_string()))?;
         let place = Arc::clone(&self.link.place);
-        let (_, last) =
+        let (_, mut last) =
             self.write_parts(&sealed, |part| place.log(sequence, part), &place.log(sequence + 1, 0))?;
-        self.write_head(Head { term: self.office.term(), sequence, ..self.head.clone() }, last)
+        let mut head = Head { term: self.office.term(), sequence, ..self.head.clone() };
+        if let Some(Written { snapshot, .. }) = &written {
+            last.extend(self.replaced_by(snapshot));
+            head.snapshot = Some(snapshot.clone());
+        }
+        self.write_head(head, last)?;
+        if let Some(Written { bytes, covers, .. }) = written {
+            (self.log, self.snapshot_bytes) = (self.log.after(covers), bytes);
+        }
+        self.log.add(sealed.len());
+        Ok(())
     }
 
     fn keep_snapshot(&mut self, state: &State) -> Result<(), StoreError> {
+        self.stop_writing();
         let (place, sequence) = (Arc::clone(&self.link.place), self.head.sequence);
-        let number = self.head.snapshot.as_ref().map_or(0, |before| before.number) + 1;
+        let number = self.next_number();
         let known = Known { state: Some(state.clone()), events: self.events.clone(), terms: 0 };
         let sealed = seal(&known).map_err(|damage| self.damaged(damage.to_string()))?;
         let (parts, mut operations) =
             self.write_parts(&sealed, |part| place.snapshot(number, part), &place.snapshot(number + 1, 0))?;
-        operations.push(Operation::delete(&place.snapshot(0, 0), &place.snapshot(number, 0)));
-        operations.push(Operation::delete(&place.log(0, 0), &place.log(sequence + 1, 0)));
-        let snapshot = Some(Snapshot { number, sequence, parts });
-        let head = Head { snapshot, ..self.head.clone() };
+        let snapshot = Snapshot { number, sequence, parts };
+        operations.extend(self.replaced_by(&snapshot));
+        let head = Head { snapshot: Some(snapshot), ..self.head.clone() };
         let written = self.write_head(head.clone(), operations);
         if matches!(written, Err(StoreError::Etcd(EtcdError::Away { open: true, .. }))) {
             self.open = Some(head);
         }
-        written
+        written.map(|()| (self.log, self.snapshot_bytes) = (Length::default(), sealed.len() as u64))
+    }
+
+    fn next_number(&self) -> u64 {
+        self.head.snapshot.as_ref().map_or(0, |before| before.number) + 1
+    }
+
+    /// Removes what a snapshot takes the place of.
+    fn replaced_by(&self, snapshot: &Snapshot) -> [Operation; 2] {
+        let place = &self.link.place;
+        [
+            Operation::delete(&place.snapshot(0, 0), &place.snapshot(snapshot.number, 0)),
+            Operation::delete(&place.log(0, 0), &place.log(snapshot.sequence + 1, 0)),
+        ]
     }
 
     /// Sees what became of a snapshot whose answer was lost. What is still under way of it comes to nothing after this: the head has
@@ -265,8 +303,8 @@ impl EtcdStore {
     }
 
     /// Reads what there is.
-    fn read(&self) -> Result<Known, StoreError> {
-        let (place, head) = (&self.link.place, &self.head);
+    fn read(&mut self) -> Result<Known, StoreError> {
+        let (place, head) = (Arc::clone(&self.link.place), self.head.clone());
         let (mut known, first) = match &head.snapshot {
             Some(Snapshot { number, sequence, parts }) => {
                 let found = self.link.range(&place.snapshot(*number, 0), &place.snapshot(number + 1, 0))?;
@@ -275,10 +313,9 @@ impl EtcdStore {
                         self.damaged(format!("{} of {parts} parts of its snapshot are there", found.len()))
                     );
                 }
-                (
-                    unseal::<Known>(&joined(&found)).map_err(|damage| self.damaged(damage.to_string()))?,
-                    sequence + 1,
-                )
+                let sealed = joined(&found);
+                self.snapshot_bytes = sealed.len() as u64;
+                (unseal::<Known>(&sealed).map_err(|damage| self.damaged(damage.to_string()))?, sequence + 1)
             }
             None => (Known::default(), 1),
         };
@@ -292,8 +329,9 @@ impl EtcdStore {
             }
             let (entry, after) = rest.split_at(parts);
             rest = after;
-            let change =
-                unseal::<Change>(&joined(entry)).map_err(|damage| self.damaged(damage.to_string()))?;
+            let sealed = joined(entry);
+            self.log.add(sealed.len());
+            let change = unseal::<Change>(&sealed).map_err(|damage| self.damaged(damage.to_string()))?;
             match known.change(change) {
                 Ok(Outcome::Done) => {}
                 Ok(Outcome::Void) => {

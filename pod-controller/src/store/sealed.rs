@@ -8,6 +8,12 @@ use serde::de::DeserializeOwned;
 #[error("{0}")]
 pub(crate) struct Damage(String);
 
+impl Damage {
+    pub(super) fn new(what: impl Into<String>) -> Self {
+        Self(what.into())
+    }
+}
+
 /// Checksum, then JSON.
 pub(crate) fn seal<T: Serialize>(value: &T) -> Result<Vec<u8>, Damage> {
     let mut sealed = vec![0; 4];

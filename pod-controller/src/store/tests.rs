@@ -110,9 +110,28 @@ impl Kept {
         state: &State,
     ) -> Result<(), StoreError> {
         let (commands, events) = ([(state.index, command)], [event(number)]);
+        let shown = Arc::new(state.clone());
         match self {
-            Self::File(store) => store.commit(&commands, &events, first, state),
-            Self::Etcd(store) => store.commit(&commands, &events, state),
+            Self::File(store) => {
+                store.commit(&commands, &events, first, state)?;
+                store.tidy(&shown);
+            }
+            Self::Etcd(store) => {
+                store.commit(&commands, &events, state)?;
+                store.tidy(&shown);
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until no snapshot is being written.
+    fn wait_written(&self) {
+        let writes = || match self {
+            Self::File(store) => store.is_writing(),
+            Self::Etcd(store) => store.is_writing(),
+        };
+        while writes() {
+            std::thread::yield_now();
         }
     }
 
@@ -184,7 +203,7 @@ fn is_damage(error: &StoreError) -> bool {
 
 #[test]
 fn what_was_committed_is_there_again() {
-    for commits in [0, 1, 10, LOG_MAX - 1, LOG_MAX, LOG_MAX + 1, LOG_MAX * 2 + 5] {
+    for commits in [0, 1, 10, LOG_LEAST - 1, LOG_LEAST, LOG_LEAST + 1, LOG_LEAST * 2 + 5] {
         for place in Place::both() {
             let state = written(&place, commits);
             let (_, recovered) = place.open().expect("it opens");
@@ -256,12 +275,12 @@ fn missing_command_is_damage() {
 fn another_format_is_refused() {
     for place in Place::both() {
         written(&place, 1);
-        place.open().expect("it opens").0.set_format(2);
+        place.open().expect("it opens").0.set_format(3);
         let Err(error) = place.open() else { panic!("it opens") };
         assert!(
             matches!(
                 error,
-                StoreError::Format { found: 2, .. } | StoreError::Etcd(EtcdError::Format { found: 2, .. })
+                StoreError::Format { found: 3, .. } | StoreError::Etcd(EtcdError::Format { found: 3, .. })
             ),
             "{error}"
         );
@@ -320,3 +339,5 @@ fn truncated_file_gives_an_error() {
         assert!(Store::open(&copy).is_err(), "cut to {length}");
     }
 }
+
+mod snapshots;

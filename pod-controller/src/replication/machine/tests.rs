@@ -156,7 +156,7 @@ fn nothing_is_cut_off_before_the_snapshot_in_its_place_is_kept() {
 
         // One that was begun before is not kept in its place.
         let data = String::from_utf8(older.snapshot.get_ref().clone()).expect("JSON");
-        file.keep_snapshot(&older.meta, &data).expect("the disk is there");
+        file.keep_snapshot(&older.meta, &data, 0).await.expect("the disk is there");
         assert_eq!(file.snapshot().expect("read").expect("there is one").0.last_log_id, Some(last));
 
         // One that cannot be kept ends the replica, with all that it has.

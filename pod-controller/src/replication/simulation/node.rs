@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use cxl_pool::simulated::Random;
 use cxl_pool::{Pool, ReplicaId};
-use openraft::{RaftMetrics, SnapshotPolicy};
+use openraft::RaftMetrics;
 use pod_protocol::controller::PortWaker;
 use pod_protocol::protocol::Spoken;
 use pod_state::{Command, State};
@@ -18,7 +18,7 @@ use super::super::admission::Register;
 use super::super::change::{Change, LogOwner, Member, Replicated};
 use super::super::clerk::clerk;
 use super::super::colleagues::Colleagues;
-use super::super::log::{Log, LogFile};
+use super::super::log::{Log, LogFile, Sizes};
 use super::super::machine::Machine;
 use super::super::network::Network;
 use super::super::post::{Clerk, Outbox, Post};
@@ -38,8 +38,10 @@ use crate::view::View;
 
 const HEARTBEAT_MS: u64 = 40;
 const ELECTION_MS: u64 = 240;
-/// How many entries there are between snapshots, and how many are kept that a snapshot has too.
-const ENTRIES: (u64, u64) = (24, 8);
+/// Snapshots are made and written often, and in many pieces.
+const SIZES: Sizes = Sizes { part_bytes: 16 << 10, purged: 12, log_least: 24 };
+/// How many entries are kept that a snapshot has too.
+const ENTRIES_KEPT: u64 = 8;
 
 /// What all replicas share.
 pub(super) struct Surroundings {
@@ -124,7 +126,7 @@ impl Node {
     /// Starts a process.
     pub(super) fn start(&mut self, around: &Surroundings) -> Result<(), End> {
         self.lives += 1;
-        let opened = LogFile::open_on(self.disk.mount(), self.owner);
+        let opened = LogFile::open_on(self.disk.mount(), self.owner, SIZES);
         if opened.is_err() && !self.has_log {
             // It failed while it was made: nothing was in it, and its operator moves it away.
             self.disk.replace();
@@ -165,8 +167,7 @@ impl Node {
         let span = config.election_timeout_max - config.election_timeout_min;
         config.election_timeout_min += self.random.below(span);
         config.election_timeout_max = config.election_timeout_min + 1;
-        config.snapshot_policy = SnapshotPolicy::LogsSinceLast(ENTRIES.0);
-        config.max_in_snapshot_log_to_keep = ENTRIES.1;
+        config.max_in_snapshot_log_to_keep = ENTRIES_KEPT;
         // So that one is sent in pieces.
         config.snapshot_max_chunk_size = 4 << 10;
         let log = WatchedLog { log: Log(file), broken: around.broken };

@@ -158,7 +158,7 @@ impl Office {
             self.duty = Duty::Begins { elected, task };
             return Ok(());
         }
-        handle.catch_up(&known, || true);
+        handle.catch_up(standing.machine.sight(handle.journal().last()), || true);
         standing.leading.store(elected, Ordering::Release);
         let Some(state) = known.state else { return Ok(()) };
         let term = known.terms + elected;

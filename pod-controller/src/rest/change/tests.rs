@@ -2,10 +2,12 @@ use cxl_pool::Role;
 use pod_state::model::{create_instance, endpoint, join, options};
 use pod_state::{Labelled, State};
 
+use std::sync::Arc;
+
 use super::*;
 use crate::config::testing::pool_and_config;
 use crate::controller::{Desk, Request};
-use crate::replication::Known;
+use crate::replication::Sight;
 
 /// Whoever carries out what is asked for.
 fn handle() -> (Handle, tempfile::TempDir) {
@@ -23,8 +25,8 @@ pub(in super::super) fn behind(before: &State, mut state: State) -> (Handle, tem
     std::thread::spawn(move || {
         while let Ok(Request::Apply { command, reply }) = desk.requests().recv() {
             let outcome = state.apply(&command).map(|_| ()).map_err(SubmitError::Refused);
-            let known = Known { state: Some(state.clone()), ..Known::default() };
-            shown.catch_up(&known, || true);
+            let state = Some(Arc::new(state.clone()));
+            shown.catch_up(Sight { state, leases: None, events: Vec::new() }, || true);
             let _ = reply.send(outcome);
         }
     });

@@ -6,6 +6,7 @@ use super::super::tests::server::Etcd;
 use super::super::tests::{command, event, link, state};
 use super::gateway::Range;
 use super::*;
+use crate::store::LOG_LEAST;
 
 impl EtcdStore {
     pub(in crate::store) fn put_raw(&self, name: &str, value: &[u8]) {
@@ -33,6 +34,11 @@ impl EtcdStore {
         found.iter().map(|found| String::from_utf8_lossy(&found.key.0[from.len()..]).into_owned()).collect()
     }
 
+    /// Whether a snapshot is being written.
+    pub(in crate::store) fn is_writing(&self) -> bool {
+        self.writing.as_ref().is_some_and(|writing| !writing.is_over())
+    }
+
     fn get_raw(&self, name: &str) -> Vec<u8> {
         let key = gateway::Bytes(self.key(name).into_bytes());
         let range = Range { key, end: gateway::Bytes::default(), limit: gateway::Number(1) };
@@ -47,7 +53,9 @@ fn change(store: &mut EtcdStore, state: &mut State, number: u64, message: &str) 
     let command = command(number);
     state.apply(&command).expect("applied");
     let event = Event { message: message.to_owned(), ..event(number) };
-    store.commit(&[(state.index, &command)], &[event], state)
+    store.commit(&[(state.index, &command)], &[event], state)?;
+    store.tidy(&Arc::new(state.clone()));
+    Ok(())
 }
 
 fn begun(etcd: &Etcd) -> (EtcdStore, State) {
@@ -93,8 +101,11 @@ fn what_a_failed_attempt_left_is_not_taken_for_a_part() {
 fn old_changes_and_snapshots_are_removed() {
     let etcd = Etcd::start();
     let (mut store, mut state) = begun(&etcd);
-    for number in 1..=2 * LOG_MAX + 10 {
+    for number in 1..=2 * LOG_LEAST + 10 {
         change(&mut store, &mut state, number, "short").expect("written");
+        while store.is_writing() {
+            std::thread::yield_now();
+        }
     }
     let names = store.names_raw();
     assert!(names.len() < 30, "{names:?}");
