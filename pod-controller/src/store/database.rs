@@ -7,7 +7,7 @@ use std::time::Instant;
 use redb::ReadableDatabase;
 
 use super::slow_disk::SlowDisk;
-use super::turns::{Turns, Waiting};
+use super::turns::Turns;
 use super::{Damage, StoreError, seal};
 
 /// A database that only this process has.
@@ -67,7 +67,7 @@ impl Database {
         &self,
         body: impl FnOnce(&redb::WriteTransaction) -> Result<T, Failure>,
     ) -> Result<T, StoreError> {
-        self.write_with(redb::Durability::Immediate, || self.turns.wait(), body)
+        self.write_with(redb::Durability::Immediate, true, body)
     }
 
     /// As [`Database::write`], of what may wait: whoever else has something to write goes first.
@@ -75,11 +75,7 @@ impl Database {
         &self,
         body: impl FnOnce(&redb::WriteTransaction) -> Result<T, Failure>,
     ) -> Result<T, StoreError> {
-        let let_others = || {
-            self.turns.let_others();
-            None
-        };
-        self.write_with(redb::Durability::Immediate, let_others, body)
+        self.write_with(redb::Durability::Immediate, false, body)
     }
 
     /// As [`Database::write`], and may be lost with the power, as a whole.
@@ -87,7 +83,7 @@ impl Database {
         &self,
         body: impl FnOnce(&redb::WriteTransaction) -> Result<T, Failure>,
     ) -> Result<T, StoreError> {
-        self.write_with(redb::Durability::None, || self.turns.wait(), body)
+        self.write_with(redb::Durability::None, true, body)
     }
 
     /// A value as it is written.
@@ -95,14 +91,19 @@ impl Database {
         seal(value).map_err(|damage| self.failed(damage.into()))
     }
 
-    fn write_with<'a, T>(
-        &'a self,
+    fn write_with<T>(
+        &self,
         durability: redb::Durability,
-        queue: impl FnOnce() -> Option<Waiting<'a>>,
+        goes_first: bool,
         body: impl FnOnce(&redb::WriteTransaction) -> Result<T, Failure>,
     ) -> Result<T, StoreError> {
         let result = (|| {
-            let waiting = queue();
+            let waiting = if goes_first {
+                Some(self.turns.wait())
+            } else {
+                self.turns.let_others();
+                None
+            };
             let mut transaction = self.redb.begin_write()?;
             drop(waiting);
             transaction.set_durability(durability)?;

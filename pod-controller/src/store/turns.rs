@@ -20,10 +20,9 @@ impl Turns {
     }
 
     /// From now on somebody waits.
-    #[expect(clippy::unnecessary_wraps, reason = "whoever has time waits in no queue")]
-    pub(super) fn wait(&self) -> Option<Waiting<'_>> {
+    pub(super) fn wait(&self) -> Waiting<'_> {
         *self.count() += 1;
-        Some(Waiting(self))
+        Waiting(self)
     }
 
     /// Returns once nobody waits.
