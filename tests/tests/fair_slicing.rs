@@ -17,7 +17,7 @@ fn failed(output: &Output) -> String {
 }
 
 /// The same command without one of its words.
-fn without(command: Command, word: &str) -> Command {
+fn without(command: &Command, word: &str) -> Command {
     let mut other = Command::new(command.get_program());
     other.args(command.get_args().filter(|it| *it != word));
     other
@@ -36,7 +36,7 @@ fn vcpus_sleep_for_their_vms_share_of_the_fabric() {
     assert!(error.contains("mount -t resctrl") && error.contains("--share PERCENT"), "{error}");
     let error = failed(&fair.agent_command(0, fair.resctrl()).output().unwrap());
     assert!(error.contains("podctl mchannel fabric"), "{error}");
-    let error = failed(&without(fair.agent_command(0, fair.resctrl()), "--any-ram").output().unwrap());
+    let error = failed(&without(&fair.agent_command(0, fair.resctrl()), "--any-ram").output().unwrap());
     assert!(error.contains("no memory of vm1 lies in the pool") && error.contains("--ram"), "{error}");
     fair.share_out(100).unwrap();
     let mut agents = [0, 1].map(|place| fair.start_agent(place).unwrap());

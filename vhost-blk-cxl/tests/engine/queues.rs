@@ -136,7 +136,7 @@ fn a_disk_with_a_share_of_the_fabric_moves_long_requests_a_window_at_a_time() {
     let control = Control::new();
     pod.start(Box::new(RamSsd { memory: pod.backend_memory.clone(), control: Arc::clone(&control) }));
     let board =
-        |number| Area::new(LineOffset::new(pod.data.start.get() - 64 + 16 * number), LineCount::new(16));
+        |number: u64| Area::new(LineOffset::new(pod.data.start.get() - 64 + 16 * number), LineCount::new(16));
     let fabric = FabricObject {
         window_us: 1000,
         sample_us: 10_000,
