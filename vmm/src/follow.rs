@@ -307,7 +307,6 @@ mod tests {
     use super::*;
     use crate::fake_controller::Controller;
     use crate::monitor::fake::Qemu;
-    use crate::{Origin, Process};
 
     /// A guest that lets go of nothing has vol0.
     fn qemu() -> Qemu {
@@ -347,14 +346,7 @@ mod tests {
             (200, instance.to_string())
         });
         let directory = tempfile::tempdir().unwrap();
-        let machine = RunningVm {
-            name: "vm1".to_owned(),
-            process: Process::with_id(std::process::id()).unwrap(),
-            origin: Origin::Run,
-            monitor: MonitorAddress::Socket { path: qemu.path.clone() },
-            vcpu_control: None,
-            files: Vec::new(),
-        };
+        let machine = RunningVm::of_this_process(qemu.path.clone());
         let registry = Registry::new(directory.path());
         registry.add(&machine).unwrap();
         let follower = Follower::new(controller.client(), &registry, machine, "h1".to_owned()).unwrap();

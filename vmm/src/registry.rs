@@ -44,6 +44,19 @@ pub struct RunningVm {
 }
 
 impl RunningVm {
+    /// One whose QEMU is this process, and whose monitor is there.
+    #[cfg(test)]
+    pub(crate) fn of_this_process(monitor: PathBuf) -> Self {
+        Self {
+            name: "vm1".to_owned(),
+            process: Process::with_id(std::process::id()).unwrap(),
+            origin: Origin::Run,
+            monitor: MonitorAddress::Socket { path: monitor },
+            vcpu_control: None,
+            files: Vec::new(),
+        }
+    }
+
     /// The threads of its vCPUs, by number. Whoever listens at its monitor need not be its QEMU: another one that was told the same
     /// socket takes it away, and libvirt may speak of a domain of another host.
     pub fn vcpus(&self) -> Result<Vec<VcpuThread>, VmmError> {
@@ -281,14 +294,7 @@ mod tests {
     use super::*;
 
     fn machine(name: &str, process: Process) -> RunningVm {
-        RunningVm {
-            name: name.to_owned(),
-            process,
-            origin: Origin::Run,
-            monitor: MonitorAddress::Socket { path: "/run/m.sock".into() },
-            vcpu_control: None,
-            files: Vec::new(),
-        }
+        RunningVm { name: name.to_owned(), process, ..RunningVm::of_this_process("/run/m.sock".into()) }
     }
 
     fn own() -> Process {

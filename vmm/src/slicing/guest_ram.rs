@@ -113,7 +113,6 @@ mod tests {
 
     use super::*;
     use crate::monitor::fake::Qemu;
-    use crate::{MonitorAddress, Origin, Process};
 
     const MIB: u64 = 1 << 20;
 
@@ -153,14 +152,7 @@ mod tests {
             let (base, plugged) = (8 * MIB, 16 * MIB);
             Some(format!(r#"{{"return": {{"base-memory": {base}, "plugged-memory": {plugged}}}}}"#))
         });
-        let machine = RunningVm {
-            name: "vm1".to_owned(),
-            process: Process::with_id(std::process::id()).unwrap(),
-            origin: Origin::Run,
-            monitor: MonitorAddress::Socket { path: qemu.path.clone() },
-            vcpu_control: None,
-            files: Vec::new(),
-        };
+        let machine = RunningVm::of_this_process(qemu.path.clone());
         let look = |path| GuestRam::look(&machine, path).unwrap();
         let [pool, other] = &paths;
         let _mapped = Pool::open(other).unwrap();

@@ -110,23 +110,15 @@ mod tests {
     use vcpu_slicing::{Command, Control, Order};
 
     use super::*;
-    use crate::{MonitorAddress, Origin, Process};
 
     #[test]
     fn the_shim_of_another_process_is_not_commanded() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("vm1-vcpus");
         ControlFile::create(&path).unwrap();
-        let process = Process::with_id(std::process::id()).unwrap();
-        let machine = RunningVm {
-            name: "vm1".to_owned(),
-            process,
-            origin: Origin::Run,
-            monitor: MonitorAddress::Socket { path: "/nowhere".into() },
-            vcpu_control: Some(path.clone()),
-            files: Vec::new(),
-        };
-        for (word, fits) in [(0, false), (process.pid + 1, false), (process.pid, true)] {
+        let machine =
+            RunningVm { vcpu_control: Some(path.clone()), ..RunningVm::of_this_process("/nowhere".into()) };
+        for (word, fits) in [(0, false), (machine.process.pid + 1, false), (machine.process.pid, true)] {
             let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
             file.write_all_at(&word.to_ne_bytes(), offset_of!(Control, process) as u64).unwrap();
             let found = ShimActuator::new(&machine);

@@ -40,8 +40,8 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
+    use crate::Process;
     use crate::monitor::fake::Qemu;
-    use crate::{MonitorAddress, Origin, Process};
 
     #[test]
     fn a_thread_with_several_vcpus_is_one() {
@@ -55,14 +55,7 @@ mod tests {
             };
             Some(format!(r#"{{"return": [{}, {}]}}"#, vcpu(0), vcpu(1)))
         });
-        let machine = RunningVm {
-            name: "vm1".to_owned(),
-            process,
-            origin: Origin::Run,
-            monitor: MonitorAddress::Socket { path: qemu.path.clone() },
-            vcpu_control: None,
-            files: Vec::new(),
-        };
+        let machine = RunningVm::of_this_process(qemu.path.clone());
         assert_eq!(VcpuThreads::look(&machine).unwrap(), [process.pid]);
     }
 
