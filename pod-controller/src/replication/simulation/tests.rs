@@ -1,3 +1,4 @@
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -38,29 +39,35 @@ fn run(seed: u64, size: Size, broken: Option<Broken>) -> Result<Summary, String>
     outcome
 }
 
-/// What may happen happens.
-fn is_worth_it(seed: u64, summary: &Summary) -> Result<(), String> {
-    println!("seed {seed}: {summary:?}");
+/// Whether what may happen happens.
+fn is_worth_it(summary: &Summary) -> bool {
     let pod = summary.instances_max > 0 && summary.obeyed.0 > 20 && summary.obeyed.1 > 1;
-    if summary.promised < 10
-        || summary.leaders < 2
-        || summary.seen.lost == 0
-        || summary.seen.overtook == 0
-        || !pod
-    {
-        return Err(format!("little happens: {summary:?}"));
-    }
-    Ok(())
+    let replicas = summary.promised >= 10 && summary.leaders > 1;
+    pod && replicas && summary.seen.lost > 0 && summary.seen.overtook > 0
+}
+
+/// Of many seeds there are some with which little happens: half of them have to be worth it.
+fn promises_are_kept(seeds: u64, size: Size) {
+    let (runs, worth_it) = (Cell::new(0), Cell::new(0));
+    check_seeds(TARGET, seeds, |seed| {
+        let summary = run(seed, size, None)?;
+        println!("seed {seed}: {summary:?}");
+        runs.set(runs.get() + 1);
+        worth_it.set(worth_it.get() + u64::from(is_worth_it(&summary)));
+        Ok(())
+    });
+    let (runs, worth_it) = (runs.get(), worth_it.get());
+    assert!(2 * worth_it >= runs, "little happens but in {worth_it} of {runs} runs");
 }
 
 #[test]
 fn three_replicas_keep_their_promises_whatever_happens() {
-    check_seeds(TARGET, 4, |seed| is_worth_it(seed, &run(seed, THREE, None)?));
+    promises_are_kept(4, THREE);
 }
 
 #[test]
 fn five_replicas_keep_their_promises_whatever_happens() {
-    check_seeds(TARGET, 1, |seed| is_worth_it(seed, &run(seed, FIVE, None)?));
+    promises_are_kept(1, FIVE);
 }
 
 #[test]
