@@ -193,6 +193,8 @@ impl Pod {
             .map(|(host, role)| EndpointId::new(HostId::new(host), role));
         let (own, peer) = if is_frontend { (ends[0], ends[1]) } else { (ends[1], ends[0]) };
         let config = config(run.root(), own.host, if way == Way::Socket { "socket" } else { "poll" })?;
+        // As a daemon with this configuration has it: where it polls, its receivers wait for no doorbell.
+        let run = &config.run_directory();
         let bell = DoorbellListener::bind(&run.data_doorbell(own));
         let objects = [(Engine::Net, NET_WORDS), (Engine::Blk, BLK_WORDS)]
             .map(|(engine, words)| object(pool, engine, words, peer, is_frontend));

@@ -286,7 +286,7 @@ impl<M: Memory> Task for Player<M> {
 
 /// Two workers that sleep after each message: if one wake-up is ever lost, both sleep forever.
 fn ping_pong<M: Memory>(pod: &TestPod<M>, wakeup: Wakeup, last: u64) {
-    let run = pod.run_directory();
+    let run = pod.run_directory().with_wakeup(wakeup);
     run.prepare().expect("created");
     let hosts = [HostId::new(1), HostId::new(2)];
     let ends = hosts.map(|host| EndpointId::new(host, Role::NetFrontend));
