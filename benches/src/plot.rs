@@ -4,8 +4,10 @@ use std::fmt::Write;
 
 /// One line of a plot.
 pub(crate) struct Series {
+    /// Those of one name have one colour, and one line in the legend.
     pub(crate) name: String,
     pub(crate) points: Vec<(f64, f64)>,
+    pub(crate) dashed: bool,
 }
 
 /// A plot with logarithmic axes.
@@ -137,10 +139,11 @@ fn draw_panel(out: &mut String, panel: &Panel, left: f64, names: &[&str]) {
             put(out, format_args!("<circle cx=\"{at_x:.1}\" cy=\"{at_y:.1}\" r=\"3\" fill=\"{colour}\"/>"));
         }
         let path = path.replace('\n', "");
+        let dash = if series.dashed { " stroke-dasharray=\"4 3\"" } else { "" };
         put(
             out,
             format_args!(
-                "<polyline points=\"{path}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.5\"/>"
+                "<polyline points=\"{path}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.5\"{dash}/>"
             ),
         );
     }
@@ -183,7 +186,8 @@ mod tests {
 
     #[test]
     fn a_plot_is_drawn_with_ticks_and_a_legend() {
-        let series = Series { name: "a < b".to_owned(), points: vec![(1.0, 70.0), (14.0, 600.0)] };
+        let series =
+            Series { dashed: false, name: "a < b".to_owned(), points: vec![(1.0, 70.0), (14.0, 600.0)] };
         let panel = Panel { title: "t".to_owned(), x_label: "x", y_label: "y", series: vec![series] };
         let svg = svg(&[panel]);
         assert!(svg.starts_with("<svg") && svg.ends_with("</svg>\n"));

@@ -254,6 +254,7 @@ fn panels(samples: &[Sample], jobs: &[Job], distances: &[Distance]) -> Vec<Panel
             let small_reads =
                 || jobs.iter().filter(|job| !job.writes && job.bytes == 4 << 10 && job.queues == 1);
             let series = Server::ALL.map(|server| Series {
+                dashed: false,
                 name: server.name().to_owned(),
                 points: small_reads()
                     .filter_map(|job| {

@@ -212,21 +212,24 @@ fn panels(samples: &[Sample], rates: &[Option<f64>], distances: &[Distance]) -> 
     let mut panels = Vec::new();
     for distance in distances {
         for words in [2, 8] {
-            let series = Variant::ALL.map(|variant| Series {
+            let line = |variant: Variant, dashed: bool| Series {
                 name: variant.name().to_owned(),
+                dashed,
                 points: rates
                     .iter()
                     .filter_map(|rate| {
                         let latency = Cell::of(samples, variant, words, *rate, *distance).latency_ns();
-                        Some(((*rate)?, latency?.0))
+                        let (median, p99) = latency?;
+                        Some(((*rate)?, if dashed { p99 } else { median }))
                     })
                     .collect(),
-            });
+            };
+            let series = Variant::ALL.map(|variant| [line(variant, false), line(variant, true)]);
             panels.push(Panel {
                 title: format!("{} B messages, cores {distance}", words * 8),
                 x_label: "rate, M messages/s",
-                y_label: "median one-way latency, ns",
-                series: series.into(),
+                y_label: "one-way latency, ns: median, and P99 dashed",
+                series: series.into_iter().flatten().collect(),
             });
         }
     }

@@ -263,6 +263,7 @@ fn figures(found: &[Measured]) -> Result<Vec<Figure>> {
 
 fn panels(found: &[Measured]) -> [Panel; 2] {
     let series = |name: &str, value: fn(&Measured) -> f64| Series {
+        dashed: false,
         name: name.to_owned(),
         points: found.iter().map(|one| (f64::from(one.instances), value(one))).collect(),
     };

@@ -197,6 +197,7 @@ fn figures(predicted: &[Prediction], curves: &[Curve], sensitivity: &[Sensitivit
 
 fn panel(curves: &[Curve]) -> Panel {
     let series = |curve: &Curve| Series {
+        dashed: false,
         name: format!("{} (highest rate {:.1} M/s)", name(curve.policy).0, curve.highest.rate),
         points: curve.points.iter().map(|(rate, found)| (*rate, found.median_ns)).collect(),
     };

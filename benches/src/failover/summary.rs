@@ -145,7 +145,7 @@ fn udp_panel(measured: &Measured) -> Panel {
         values.sort_by(f64::total_cmp);
         (1..).map(f64::from).zip(values).collect()
     };
-    let series = |name: &str, points| Series { name: name.to_owned(), points };
+    let series = |name: &str, points| Series { dashed: false, name: name.to_owned(), points };
     Panel {
         title: "UDP, each round".to_owned(),
         x_label: "round, sorted",
@@ -177,7 +177,7 @@ fn tcp_panel(rounds: &[tcp::Round]) -> Panel {
         bins.into_iter().filter_map(|(end, values)| Some((ms(end), median(values)?))).collect::<Vec<_>>()
     };
     let before = median(rounds.iter().filter_map(|it| it.before().map(ms))).unwrap_or_default();
-    let series = |name: &str, points| Series { name: name.to_owned(), points };
+    let series = |name: &str, points| Series { dashed: false, name: name.to_owned(), points };
     Panel {
         title: format!("memcached, P99 per {} ms, median of the rounds", tcp::BIN.as_millis()),
         x_label: "ms since the cable was pulled",

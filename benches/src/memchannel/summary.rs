@@ -40,7 +40,7 @@ pub(super) fn curves(fabric: &Fabric, apps: &Apps) -> Result<Vec<Panel>> {
                     let found = contended(fabric, app, other_hosts, percent / 100.0, controlled)?;
                     points.push((percent, found.slowdown));
                 }
-                series.push(Series { name: format!("{} {how}", app.name), points });
+                series.push(Series { dashed: false, name: format!("{} {how}", app.name), points });
             }
         }
         panels.push(Panel {
@@ -60,7 +60,7 @@ pub(super) fn curves(fabric: &Fabric, apps: &Apps) -> Result<Vec<Panel>> {
             }
         }
         for (app, points) in [&apps.bwaves, &apps.mica].into_iter().zip(both) {
-            series.push(Series { name: format!("{} {how}", app.name), points });
+            series.push(Series { dashed: false, name: format!("{} {how}", app.name), points });
         }
     }
     let title = "Bwaves and MICA on a host (Figure 11)".to_owned();

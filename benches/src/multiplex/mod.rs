@@ -206,7 +206,7 @@ fn write(samples: &[Sample], output: &Path) -> Result<()> {
                     .iter()
                     .zip(ns)
                     .filter_map(|((quantile, _), ns)| Some((1.0 / (1.0 - quantile), ns?)));
-                series.push(Series { name, points: points.collect() });
+                series.push(Series { dashed: false, name, points: points.collect() });
             }
             for (quantile, name) in QUANTILES {
                 let [apart, shared] =

@@ -349,6 +349,7 @@ pub(super) fn panels(samples: &[Sample]) -> Vec<Panel> {
         y_label: "bits per second",
         series: Server::ALL
             .map(|server| Series {
+                dashed: false,
                 name: name(server).to_owned(),
                 points: Job::ALL
                     .into_iter()

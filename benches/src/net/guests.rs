@@ -202,6 +202,7 @@ pub(super) fn panels(samples: &[Sample]) -> Vec<Panel> {
         y_label: "packets per second",
         series: Server::ALL
             .map(|server| Series {
+                dashed: false,
                 name: server.name().to_owned(),
                 points: COUNTS
                     .into_iter()

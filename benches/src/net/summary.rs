@@ -221,6 +221,7 @@ fn panels(samples: &[Sample], jobs: &[Job], distances: &[Distance]) -> Vec<Panel
             (Way::RoundTrip, "there and back, one at a time", "median in ns"),
         ] {
             let series = Server::ALL.map(|server| Series {
+                dashed: false,
                 name: server.name().to_owned(),
                 points: jobs
                     .iter()

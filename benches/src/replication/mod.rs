@@ -239,7 +239,7 @@ fn show(options: &Options, took: &[Vec<f64>; 5], output: &Path) -> Result<()> {
     let series = Kind::ALL
         .into_iter()
         .zip(took)
-        .map(|(kind, values)| Series { name: kind.name().to_owned(), points: sorted(values) })
+        .map(|(kind, values)| Series { dashed: false, name: kind.name().to_owned(), points: sorted(values) })
         .collect();
     let panel = Panel { title: "Each round".to_owned(), x_label: "round, sorted", y_label: "ms", series };
     report::write(&output.join("replication.svg"), &plot::svg(&[panel]))?;

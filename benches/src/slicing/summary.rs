@@ -28,6 +28,7 @@ pub(super) fn write(findings: &Findings, name: &str, output: &Path) -> Result<()
     let figures = figures(findings, name);
     report::print_goals(&figures);
     let series = findings.measured.iter().map(|one| Series {
+        dashed: false,
         name: setting(one),
         points: one.obtained.iter().map(|it| (it.requested, it.percent)).collect(),
     });

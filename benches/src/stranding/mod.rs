@@ -234,7 +234,7 @@ fn panels(found: &[Found], unused: &Parts) -> Vec<Panel> {
     let line = |name: &str, value: &dyn Fn(&Found) -> f64| {
         // A logarithmic axis has no zero.
         let points = found.iter().map(|it| (count(it.hosts), value(it).max(0.1))).collect();
-        Series { name: name.to_owned(), points }
+        Series { dashed: false, name: name.to_owned(), points }
     };
     let panel = |title: &str, series: Vec<Series>| Panel {
         title: title.to_owned(),
@@ -242,8 +242,11 @@ fn panels(found: &[Found], unused: &Parts) -> Vec<Panel> {
         y_label: "stranded, percent",
         series,
     };
-    let paper =
-        Series { name: "Oasis, Fig. 2, pods of 1 and 8".to_owned(), points: vec![(1.0, 33.0), (8.0, 7.0)] };
+    let paper = Series {
+        dashed: false,
+        name: "Oasis, Fig. 2, pods of 1 and 8".to_owned(),
+        points: vec![(1.0, 33.0), (8.0, 7.0)],
+    };
     let flat = |name: &str, part: f64| line(name, &|_| part * 100.0);
     vec![
         panel(

@@ -10,7 +10,7 @@ use crate::schedule::{Scenario, run};
 fn check(seed: u64, omission: &Omission) {
     let wrap = |_, memory| omission.in_memory(memory);
     // To fall asleep mends what else would be noticed, and the other way round.
-    let scenario = Scenario { messages: 60, sleeps: seed & 2 == 0, restarts: 4 };
+    let scenario = Scenario { messages: 60, sleeps: seed & 2 == 0, restarts: 4, large: false };
     let result = if seed.is_multiple_of(2) {
         run::<OmittingMemory, 2>(seed, scenario, wrap)
     } else {

@@ -12,7 +12,7 @@ fn check<const WORDS: usize>(schedules: u64, scenario: Scenario) {
 }
 
 /// A few laps of most rings.
-const PLAIN: Scenario = Scenario { messages: 60, sleeps: false, restarts: 0 };
+const PLAIN: Scenario = Scenario { messages: 60, sleeps: false, restarts: 0, large: false };
 
 #[test]
 fn messages_of_16_bytes_arrive_once_in_order_and_unaltered() {
@@ -26,8 +26,17 @@ fn messages_of_64_bytes_arrive_once_in_order_and_unaltered() {
 
 #[test]
 fn many_laps_of_16_and_64_bytes() {
-    check::<2>(300, Scenario { messages: 2_000, sleeps: true, restarts: 0 });
-    check::<8>(300, Scenario { messages: 2_000, sleeps: true, restarts: 0 });
+    check::<2>(300, Scenario { messages: 2_000, sleeps: true, ..PLAIN });
+    check::<8>(300, Scenario { messages: 2_000, sleeps: true, ..PLAIN });
+}
+
+/// The sizes that engines use, whose halves are acknowledged and of which more lies ahead than is fetched ahead.
+#[test]
+fn three_laps_of_large_rings() {
+    let large = Scenario { large: true, ..PLAIN };
+    check::<2>(150, large);
+    check::<8>(150, Scenario { sleeps: true, ..large });
+    check::<2>(50, Scenario { sleeps: true, restarts: 2, ..large });
 }
 
 #[test]
@@ -38,8 +47,8 @@ fn a_receiver_that_sleeps_is_woken_for_the_next_message() {
 
 #[test]
 fn nothing_of_an_older_generation_surfaces_after_a_restart_of_either_side() {
-    check::<2>(300_000, Scenario { messages: 30, sleeps: true, restarts: 2 });
-    check::<8>(300_000, Scenario { messages: 30, sleeps: true, restarts: 2 });
+    check::<2>(300_000, Scenario { messages: 30, sleeps: true, restarts: 2, ..PLAIN });
+    check::<8>(300_000, Scenario { messages: 30, sleeps: true, restarts: 2, ..PLAIN });
 }
 
 fn pair(pool: &SimulatedPool, slots: u32) -> (Sender<SimulatedMemory, 2>, Receiver<SimulatedMemory, 2>) {

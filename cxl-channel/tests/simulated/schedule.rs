@@ -23,6 +23,8 @@ pub(crate) struct Scenario {
     pub(crate) sleeps: bool,
     /// Processes crash, and the channel begins another generation, so many times at most.
     pub(crate) restarts: u64,
+    /// Rings have more lines than are fetched ahead or acknowledged at once, and a run goes on for three laps.
+    pub(crate) large: bool,
 }
 
 /// The words of a message: all of them follow from where it belongs, so that a wrong one is recognised.
@@ -41,6 +43,8 @@ struct World<M: Memory, const WORDS: usize, W> {
     wrap: W,
     placement: RingPlacement,
     policy: ReceivePolicy,
+    /// The receiver has no doorbell.
+    polls: bool,
     sender: Sender<M, WORDS>,
     /// Messages sent in the sender's generation.
     sent: u64,
@@ -59,9 +63,11 @@ pub(crate) fn run<M: Memory, const WORDS: usize>(
     let mut random = Random::new(seed ^ 0x5eed);
     // Mostly small, so that many laps fit a run; large ones now and then.
     let kinds = if random.one_in(64) { 9 } else { 5 };
-    let slots = 4 << random.below(kinds);
-    let messages = 1 + random.below(scenario.messages);
-    let scenario = Scenario { messages, ..scenario };
+    let slots = if scenario.large { 256 << random.below(6) } else { 4 << random.below(kinds) };
+    let messages = if scenario.large { 3 * u64::from(slots) } else { 1 + random.below(scenario.messages) };
+    // Some receivers poll, and say that they never wait for their doorbell; their sender may know that anyway.
+    let polls = random.one_in(4);
+    let scenario = Scenario { messages, sleeps: scenario.sleeps && !polls, ..scenario };
     let lines = RingPlacement::lines(slots, WORDS).get();
     let pool = SimulatedPool::new(seed, (lines + 20) * 64);
     let placement = RingPlacement { start: LineOffset::new(random.below(20)), slots };
@@ -86,8 +92,7 @@ pub(crate) fn run<M: Memory, const WORDS: usize>(
         }
         placement.clear(&wrap(PREVIOUS, pool.host(PREVIOUS)));
     }
-    let mut receiver =
-        Receiver::open(wrap(RECEIVING, pool.host(RECEIVING)), placement, generation).with_policy(policy);
+    let mut receiver = open(wrap(RECEIVING, pool.host(RECEIVING)), placement, generation, policy, polls);
     for _ in 0..random.below(3) {
         if receiver.ready() {
             return Err("the receiver accepted a generation that was not begun".to_owned());
@@ -97,6 +102,7 @@ pub(crate) fn run<M: Memory, const WORDS: usize>(
     if sender.ready() {
         return Err("the sender believes that a generation was accepted that was not".to_owned());
     }
+    sender.set_wakeups(!polls || random.one_in(2));
     let mut world = World::<M, WORDS, _> {
         seed,
         scenario,
@@ -104,6 +110,7 @@ pub(crate) fn run<M: Memory, const WORDS: usize>(
         wrap,
         placement,
         policy,
+        polls,
         sender,
         sent: 0,
         receiver,
@@ -123,6 +130,17 @@ pub(crate) fn run<M: Memory, const WORDS: usize>(
         faults if faults == Faults::default() => Ok(()),
         faults => Err(format!("{faults:?}")),
     }
+}
+
+fn open<M: Memory, const WORDS: usize>(
+    memory: M,
+    placement: RingPlacement,
+    generation: Generation,
+    policy: ReceivePolicy,
+    polls: bool,
+) -> Receiver<M, WORDS> {
+    let receiver = Receiver::open(memory, placement, generation).with_policy(policy);
+    if polls { receiver.without_doorbell() } else { receiver }
 }
 
 /// Leaves something where the ring will be, the worst that it can be: it says that the first generation was begun and accepted, that
@@ -267,7 +285,7 @@ impl<M: Memory, const WORDS: usize, W: Fn(HostId, SimulatedMemory) -> M> World<M
 
     fn open_receiving(&mut self, generation: Generation) {
         let memory = (self.wrap)(RECEIVING, self.pool.host(RECEIVING));
-        self.receiver = Receiver::open(memory, self.placement, generation).with_policy(self.policy);
+        self.receiver = open(memory, self.placement, generation, self.policy, self.polls);
         self.received = 0;
         self.asleep = false;
     }
@@ -281,7 +299,7 @@ impl<M: Memory, const WORDS: usize, W: Fn(HostId, SimulatedMemory) -> M> World<M
                 self.publish();
             }
             steps += 1;
-            if steps > 40_000 {
+            if steps > 40_000 + 4 * self.scenario.messages {
                 let (sent, received, asleep) = (self.sent, self.received, self.asleep);
                 return Err(format!("stuck: {sent} sent, {received} received, asleep: {asleep}"));
             }
