@@ -107,8 +107,7 @@ impl<M: Memory> Endpoint<M> {
             lock,
             fence.clone(),
             reporter.clone(),
-            (incarnation, rounds.clone(), config.run.protocol),
-            config.run.worker_timeout(),
+            (incarnation, rounds.clone(), config.run.protocol, config.run.worker_timeout()),
         )
         .map_err(JoinError::Resources)?;
         tracing::info!(%endpoint, incarnation = format_args!("{incarnation:016x}"), "took its slot in the pool");

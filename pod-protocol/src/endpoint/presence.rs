@@ -72,8 +72,7 @@ impl<M: Memory> Presence<M> {
         lock: LockFile,
         fence: Fence,
         reporter: Reporter,
-        (incarnation, rounds, protocol): (u64, Rounds, Protocol),
-        worker_timeout: Option<Duration>,
+        (incarnation, rounds, protocol, worker_timeout): (u64, Rounds, Protocol, Option<Duration>),
     ) -> std::io::Result<Self> {
         let hello = layout.hello(endpoint);
         let heartbeat = layout.heartbeat(endpoint);

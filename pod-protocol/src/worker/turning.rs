@@ -126,6 +126,8 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(5);
     const OFTEN: Duration = Duration::from_millis(10);
+    /// A look less than that.
+    const NEARLY: Duration = Duration::from_millis(4990);
 
     /// Looks often for so long, and calls `between` before each look.
     fn look_for(
@@ -151,7 +153,7 @@ mod tests {
         let mut watch = TurnWatch::new(workers.clone(), Some(PATIENCE), now);
         let (mut other, mut stuck) = (workers.add("other"), workers.add("stuck"));
         stuck.turns();
-        assert_eq!(look_for(&mut watch, &mut now, PATIENCE - OFTEN, || other.turns()), None);
+        assert_eq!(look_for(&mut watch, &mut now, NEARLY, || other.turns()), None);
         stuck.turns();
         assert_eq!(look_for(&mut watch, &mut now, PATIENCE, || other.turns()), None, "it came round");
         assert_eq!(look_for(&mut watch, &mut now, PATIENCE, || other.turns()).as_deref(), Some("stuck"));
@@ -170,7 +172,7 @@ mod tests {
         drop(ended);
         assert_eq!(look_for(&mut watch, &mut now, 2 * PATIENCE, || ()), None);
         resting.turns();
-        assert_eq!(look_for(&mut watch, &mut now, PATIENCE - OFTEN, || ()), None, "it has just woken up");
+        assert_eq!(look_for(&mut watch, &mut now, NEARLY, || ()), None, "it has just woken up");
     }
 
     #[test]

@@ -147,7 +147,6 @@ impl<M: Memory> Disk<M> {
         if self.under_way.has_to_wait(operation.writes(), &range, in_steps) {
             return served.put_back(slot, &mut self.blocked);
         }
-        slot.place = Place::Nowhere;
         slot.begin(offset_bytes, length_bytes, step_bytes_max);
         if operation.has_data() {
             let buffers = &mut self.buffers;

@@ -20,8 +20,9 @@ use crate::message::Operation;
 const STEP_BYTES_LEAST: u64 = 4096;
 
 impl Slot {
-    /// Begins a request, of which a step has so many bytes at most.
+    /// Begins a request, of which a step has so many bytes at most. Its data has no place yet.
     pub(super) fn begin(&mut self, offset_bytes: u64, length_bytes: u64, step_bytes_max: u64) {
+        self.place = Place::Nowhere;
         self.offset_bytes = offset_bytes;
         self.length_bytes = length_bytes.min(step_bytes_max);
         self.done_bytes = 0;

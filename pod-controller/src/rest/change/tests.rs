@@ -72,7 +72,8 @@ async fn who_is_bound_to_a_host_is_not_judged_by_where_an_instance_was() {
     // It has moved, and whoever is asked does not know yet.
     let (handle, _directory) = behind(&with_instance_on(&[1]), with_instance_on(&[1, 2]));
     let refused = Change::of(&handle, Some("h1")).submit(delete("vm1")).await;
-    assert_eq!(refused.err().expect("it is on h2").status(), StatusCode::FORBIDDEN);
+    let Err(refused) = refused else { panic!("it is on h2") };
+    assert_eq!(refused.status(), StatusCode::FORBIDDEN);
     Change::of(&handle, Some("h2")).submit(delete("vm1")).await.expect("it is still there");
 
     // It has changed and is where it was: then it is asked for again.
@@ -85,7 +86,8 @@ async fn who_is_bound_to_a_host_is_not_judged_by_where_an_instance_was() {
     // It is not known here yet, and may be anywhere.
     let (handle, _directory) = behind(&hosts(), with_instance_on(&[2]));
     let refused = Change::of(&handle, Some("h1")).submit(delete("vm1")).await;
-    assert_eq!(refused.err().expect("there is none").status(), StatusCode::NOT_FOUND);
+    let Err(refused) = refused else { panic!("there is none") };
+    assert_eq!(refused.status(), StatusCode::NOT_FOUND);
     Change::of(&handle, None).submit(delete("vm1")).await.expect("it is still there");
 }
 
