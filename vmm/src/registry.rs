@@ -49,6 +49,7 @@ impl RunningVm {
     pub(crate) fn of_this_process(monitor: PathBuf) -> Self {
         Self {
             name: "vm1".to_owned(),
+            // It runs.
             process: Process::with_id(std::process::id()).unwrap(),
             origin: Origin::Run,
             monitor: MonitorAddress::Socket { path: monitor },

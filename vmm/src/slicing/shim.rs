@@ -160,7 +160,6 @@ mod tests {
         // Renewed it is the same order, and holds for longer.
         let bytes = || std::fs::read(&path).unwrap();
         let (written, at) = (bytes(), offset_of!(Control, order) + offset_of!(Order, until_ns));
-        std::thread::sleep(Duration::from_millis(1));
         shim.set(duty).unwrap();
         let renewed = Command { until_ns: order().until_ns, ..first };
         assert!(order() == renewed && renewed.until_ns > first.until_ns, "{renewed:?}");
@@ -173,7 +172,6 @@ mod tests {
         shim.set(Duty::FULL).unwrap();
         let freed = (order(), bytes());
         assert!(freed.0.duty.is_full() && !freed.0.slices(before), "{:?}", freed.0);
-        std::thread::sleep(Duration::from_millis(1));
         shim.set(super::super::duty(1.0, Duration::from_millis(10))).unwrap();
         assert!(freed.1 == bytes(), "nothing was written");
         shim.set(duty).unwrap();
