@@ -36,6 +36,7 @@ mod layout;
 mod mapped;
 mod mapping;
 mod memory;
+mod pairs;
 pub mod poison;
 mod pool;
 mod record;

@@ -10,7 +10,7 @@ use vm_memory::VolatileSlice;
 use vm_memory::bitmap::BitmapSlice;
 
 use crate::mapping::Mapping;
-use crate::{ByteOffset, LINE_BYTES, LINE_WORDS, LineMark, Memory, wide};
+use crate::{ByteOffset, LINE_BYTES, LINE_WORDS, LineMark, Memory, pairs, wide};
 
 /// Memory of a pool whose hosts are not coherent: CXL 2.0.
 pub type SoftwareMemory = MappedMemory<NonCoherent>;
@@ -115,7 +115,6 @@ impl<C: Control> MappedMemory<C> {
     /// A pointer to `N` words of one line, in the pool and aligned to their size.
     #[inline]
     fn words<const N: usize>(&self, at: ByteOffset) -> *mut u8 {
-        const { assert!(N.is_power_of_two() && N >= 2 && N * 8 <= LINE_BYTES, "whole pairs of words of one line") };
         if !at.get().is_multiple_of(N as u64 * 8) {
             misaligned(at.get());
         }
@@ -147,6 +146,8 @@ struct Instructions {
     clflushopt: bool,
     /// Whole lines at a time.
     wide: bool,
+    /// Two words at a time, untorn.
+    whole_pairs: bool,
 }
 
 impl Instructions {
@@ -154,7 +155,12 @@ impl Instructions {
     fn detect() -> Self {
         let has_leaf_7 = core::arch::x86_64::__cpuid(0).eax >= 7;
         let ebx = if has_leaf_7 { core::arch::x86_64::__cpuid_count(7, 0).ebx } else { 0 };
-        Self { clwb: ebx & (1 << 24) != 0, clflushopt: ebx & (1 << 23) != 0, wide: wide::is_available() }
+        Self {
+            clwb: ebx & (1 << 24) != 0,
+            clflushopt: ebx & (1 << 23) != 0,
+            wide: wide::is_available(),
+            whole_pairs: pairs::are_whole(),
+        }
     }
 }
 
@@ -188,28 +194,6 @@ fn clflushopt(line: *mut u8) {
 fn clflush(line: *mut u8) {
     // SAFETY: as in `clwb`.
     unsafe { asm!("clflush [{}]", in(reg) line, options(nostack, preserves_flags)) }
-}
-
-/// Loads two words at a multiple of 16. CPUs with AVX, hence all that have CXL, do that at once; others, in the order of
-/// the program all the same, one half after the other, of which both are visible once a later pair is.
-///
-/// Not an intrinsic: the compiler would take that for a plain load, which it may move.
-#[inline]
-fn load_pair(from: *const u8) -> [u64; 2] {
-    let pair: core::arch::x86_64::__m128i;
-    // SAFETY: the caller's pointer is aligned and inside the mapping. Not `nomem` nor `pure`: loads stay in order.
-    unsafe { asm!("movdqa {}, [{}]", out(xmm_reg) pair, in(reg) from, options(nostack, preserves_flags)) }
-    // SAFETY: both are 16 bytes of which any value is valid.
-    unsafe { core::mem::transmute(pair) }
-}
-
-/// Stores two words at a multiple of 16; see `load_pair`.
-#[inline]
-fn store_pair(into: *mut u8, words: [u64; 2]) {
-    // SAFETY: as in `load_pair`.
-    let pair: core::arch::x86_64::__m128i = unsafe { core::mem::transmute(words) };
-    // SAFETY: as in `load_pair`.
-    unsafe { asm!("movdqa [{}], {}", in(reg) into, in(xmm_reg) pair, options(nostack, preserves_flags)) }
 }
 
 impl<C: Control> MappedMemory<C> {
@@ -265,19 +249,15 @@ impl<C: Control> Memory for MappedMemory<C> {
     #[inline]
     fn load_words<const N: usize>(&self, at: ByteOffset) -> [u64; N] {
         let from = self.words::<N>(at);
-        let mut words = [0; N];
-        for (pair, values) in words.as_chunks_mut::<2>().0.iter_mut().enumerate().rev() {
-            *values = load_pair(from.wrapping_add(pair * 16));
-        }
-        words
+        // SAFETY: just checked.
+        unsafe { pairs::load(from, self.instructions.whole_pairs) }
     }
 
     #[inline]
     fn store_words<const N: usize>(&self, at: ByteOffset, words: [u64; N]) {
         let into = self.words::<N>(at);
-        for (pair, values) in words.as_chunks::<2>().0.iter().enumerate() {
-            store_pair(into.wrapping_add(pair * 16), *values);
-        }
+        // SAFETY: just checked.
+        unsafe { pairs::store(into, &words, self.instructions.whole_pairs) }
     }
 
     #[inline]
@@ -288,10 +268,9 @@ impl<C: Control> Memory for MappedMemory<C> {
             return unsafe { wide::store_lines(into, lines, mark) };
         }
         for (number, line) in lines.iter().enumerate() {
-            for (pair, words) in line.as_chunks::<2>().0.iter().enumerate() {
-                let marked = [mark.apply(pair * 2, words[0]), mark.apply(pair * 2 + 1, words[1])];
-                store_pair(into.wrapping_add(number * LINE_BYTES + pair * 16), marked);
-            }
+            let marked: [u64; LINE_WORDS] = std::array::from_fn(|word| mark.apply(word, line[word]));
+            // SAFETY: one of the lines that were just checked.
+            unsafe { pairs::store(into.add(number * LINE_BYTES), &marked, self.instructions.whole_pairs) }
         }
     }
 
@@ -303,10 +282,9 @@ impl<C: Control> Memory for MappedMemory<C> {
             return unsafe { wide::load_lines(from, into, mark) };
         }
         for (number, line) in into.iter_mut().enumerate() {
-            let mut words = [0; LINE_WORDS];
-            for (pair, values) in words.as_chunks_mut::<2>().0.iter_mut().enumerate().rev() {
-                *values = load_pair(from.wrapping_add(number * LINE_BYTES + pair * 16));
-            }
+            // SAFETY: one of the lines that were just checked.
+            let words: [u64; LINE_WORDS] =
+                unsafe { pairs::load(from.add(number * LINE_BYTES), self.instructions.whole_pairs) };
             if !(0..LINE_WORDS).all(|word| mark.holds(word, words[word])) {
                 return number;
             }

@@ -20,6 +20,7 @@ const PLAIN: Scenario = Scenario {
     slots: 8,
     policy: ReceivePolicy::Adaptive,
     messages: 26,
+    messages_later: 0,
     batch: 1,
     wide: false,
     lazy: false,
@@ -34,11 +35,22 @@ const SMALLEST: Scenario =
 /// More than one lap, so that the ring is full at times.
 const LAP: Scenario = Scenario { name: "a full ring", messages: 10, ..PLAIN };
 const SLEEP: Scenario = Scenario { name: "sleep", messages: 3, sleeps: 2, ..PLAIN };
-const DEATHS: Scenario =
-    Scenario { name: "deaths", messages: 2, sender_deaths: 1, receiver_deaths: 1, ..PLAIN };
+const DEATHS: Scenario = Scenario {
+    name: "deaths",
+    messages: 2,
+    messages_later: 2,
+    sender_deaths: 1,
+    receiver_deaths: 1,
+    ..PLAIN
+};
 /// The slots that a new sender empties look like new messages to a receiver in this lap.
-const DEATH: Scenario =
-    Scenario { name: "a sender's death in the second lap", messages: 10, sender_deaths: 1, ..PLAIN };
+const DEATH: Scenario = Scenario {
+    name: "a sender's death in the second lap",
+    messages: 10,
+    messages_later: 2,
+    sender_deaths: 1,
+    ..PLAIN
+};
 const LAZY: Scenario = Scenario { name: "late publishing", messages: 5, lazy: true, ..PLAIN };
 const BATCHES: Scenario = Scenario { name: "batches", messages: 9, batch: 5, ..PLAIN };
 const WIDE: Scenario = Scenario { name: "batches of wide lines", wide: true, ..BATCHES };
@@ -91,10 +103,39 @@ fn three_laps_of_the_smallest_ring_with_sleep() {
     must_hold::<false, 8>(Scenario { sleeps: 1, ..SMALLEST });
 }
 
+/// The next generation goes on for more than a lap, too.
 #[test]
 fn either_side_dies_at_any_moment_of_three_laps() {
-    must_hold::<false, 2>(Scenario { sender_deaths: 1, ..SMALLEST });
-    must_hold::<false, 2>(Scenario { receiver_deaths: 1, ..SMALLEST });
+    let laps = Scenario { name: "three laps with a death, and more after it", messages_later: 6, ..SMALLEST };
+    for scenario in [Scenario { sender_deaths: 1, ..laps }, Scenario { receiver_deaths: 1, ..laps }] {
+        must_hold::<false, 2>(scenario);
+        must_hold::<true, 2>(scenario);
+        must_hold::<true, 8>(scenario);
+        must_hold::<false, 8>(Scenario { messages: 6, messages_later: 5, ..scenario });
+    }
+}
+
+#[test]
+fn both_sides_die_at_any_moment_of_three_generations() {
+    let laps =
+        Scenario { name: "a lap and more in each generation", messages: 6, messages_later: 6, ..SMALLEST };
+    must_hold::<false, 2>(Scenario { sender_deaths: 1, receiver_deaths: 1, ..laps });
+    must_hold::<false, 2>(Scenario { sender_deaths: 2, ..laps });
+    must_hold::<false, 2>(Scenario { receiver_deaths: 2, ..laps });
+    must_hold::<true, 2>(Scenario { sender_deaths: 2, receiver_deaths: 1, ..laps });
+}
+
+#[test]
+fn either_side_dies_while_the_other_sleeps_or_handles_batches() {
+    for (sender_deaths, receiver_deaths) in [(1, 0), (0, 1)] {
+        let deaths = Scenario { sender_deaths, receiver_deaths, messages: 6, messages_later: 5, ..SMALLEST };
+        must_hold::<false, 2>(Scenario { name: "sleep and a death", sleeps: 1, ..deaths });
+        must_hold::<true, 2>(Scenario { name: "sleep and a death", sleeps: 1, ..deaths });
+        for wide in [false, true] {
+            must_hold::<false, 2>(Scenario { name: "batches and a death", batch: 5, wide, ..deaths });
+            must_hold::<true, 2>(Scenario { name: "batches and a death", batch: 5, wide, ..deaths });
+        }
+    }
 }
 
 #[test]
@@ -121,11 +162,11 @@ fn a_receiver_that_sleeps_is_woken() {
 
 #[test]
 fn either_side_dies_at_any_moment() {
-    must_hold::<false, 2>(Scenario { messages: 4, ..DEATHS });
+    must_hold::<false, 2>(Scenario { messages: 4, messages_later: 4, ..DEATHS });
     must_hold::<false, 8>(DEATHS);
     must_hold::<false, 2>(DEATH);
     must_hold::<true, 2>(DEATH);
-    must_hold::<true, 2>(Scenario { messages: 4, ..DEATHS });
+    must_hold::<true, 2>(Scenario { messages: 4, messages_later: 4, ..DEATHS });
     must_hold::<true, 8>(DEATHS);
 }
 

@@ -17,14 +17,18 @@ const IDLE: u8 = 2;
 /// How far after that: the first look may have begun before, the second one find a stale line, the third one may not.
 const STUCK: u8 = IDLE + 3;
 
+const FIRST_GENERATION: u32 = 1;
+
 /// What the two sides do.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scenario {
     pub(super) name: &'static str,
     pub(super) slots: u32,
     pub(super) policy: ReceivePolicy,
-    /// Messages of each generation.
+    /// Messages of the first generation.
     pub(super) messages: u8,
+    /// Messages of each later one.
+    pub(super) messages_later: u8,
     /// How many are handed over at a time.
     pub(super) batch: usize,
     /// Whether whole lines are stored and loaded by instructions that say nothing of the order inside them.
@@ -33,10 +37,16 @@ pub(super) struct Scenario {
     pub(super) lazy: bool,
     /// How often the receiver may go to sleep.
     pub(super) sleeps: u8,
-    /// How often the sender may die, whatever it is just doing, and come back in the next generation.
+    /// How often the sender may die, whatever it is just doing, and come back in the next generation. The receiver follows.
     pub(super) sender_deaths: u8,
-    /// The same for the receiver.
+    /// The same for the receiver, which the sender follows.
     pub(super) receiver_deaths: u8,
+}
+
+impl Scenario {
+    fn messages_of(&self, generation: u32) -> u8 {
+        if generation == FIRST_GENERATION { self.messages } else { self.messages_later }
+    }
 }
 
 /// What was found.
@@ -87,14 +97,19 @@ struct Side<End, Call> {
     deaths: u8,
 }
 
-impl<End, Call> Side<End, Call> {
+impl<End, Call: Copy> Side<End, Call> {
     fn new(call: Call, deaths: u8) -> Self {
-        Self { end: None, call, loaded: Vec::new(), done: 0, generation: 1, count: 0, idle: 0, deaths }
+        let generation = FIRST_GENERATION;
+        Self { end: None, call, loaded: Vec::new(), done: 0, generation, count: 0, idle: 0, deaths }
     }
 
-    /// The process dies, and another one takes part in the next generation.
-    fn restart(&mut self, call: Call) {
-        *self = Self { generation: self.generation + 1, ..Self::new(call, self.deaths - 1) };
+    /// The generations in which it may take part from here on: the next one, with one death less left, or that of the other side,
+    /// if that is ahead.
+    fn restarts(&self, call: Call, other: u32) -> impl Iterator<Item = Self> {
+        let dies = self.deaths.checked_sub(1).map(|deaths| (self.generation + 1, deaths));
+        let follows = (other > self.generation).then_some((other, self.deaths));
+        let restart = move |(generation, deaths)| Self { generation, ..Self::new(call, deaths) };
+        dies.into_iter().chain(follows).map(restart)
     }
 }
 
@@ -178,7 +193,7 @@ type Successors<const COHERENT: bool, const WORDS: usize> = Vec<State<COHERENT, 
 impl Search {
     fn finished<const COHERENT: bool, const WORDS: usize>(&self, state: &State<COHERENT, WORDS>) -> bool {
         state.receiving.generation == state.sending.generation
-            && state.receiving.count == self.scenario.messages
+            && state.receiving.count == self.scenario.messages_of(state.receiving.generation)
     }
 
     /// All that can come next.
@@ -201,17 +216,16 @@ impl Search {
                 }
             }
         }
-        if state.sending.deaths > 0 {
-            let mut after = state.clone();
+        // Who follows the other side may do so in the middle of a call, and lose what is under way, as if it had died as well: more
+        // than can happen to one that lives on.
+        for sending in state.sending.restarts(SenderCall::Begin, state.receiving.generation) {
+            let mut after = State { sending, ..state.clone() };
             after.shared.crash(SENDING);
-            after.sending.restart(SenderCall::Begin);
             next.extend(self.step(&after, SENDING, None)?.1);
         }
-        if state.receiving.deaths > 0 {
-            let mut after = state.clone();
+        for receiving in state.receiving.restarts(ReceiverCall::Open, state.sending.generation) {
+            let mut after = State { receiving, rung: false, ..state.clone() };
             after.shared.crash(RECEIVING);
-            after.receiving.restart(ReceiverCall::Open);
-            after.rung = false;
             next.extend(self.step(&after, RECEIVING, None)?.1);
         }
         Ok(())
@@ -273,7 +287,8 @@ impl Search {
             && state.receiving.end.as_ref().is_some_and(|receiver| !receiver.is_waiting());
         let (side, rung) = (&mut state.sending, &mut state.rung);
         let generation = Generation::new(side.generation);
-        let left = usize::from(self.scenario.messages - side.count);
+        let messages = self.scenario.messages_of(side.generation);
+        let left = usize::from(messages - side.count);
         let mut end = side.end.clone();
         let mut call = side.call;
         let (mut count, mut idle, mut rings) = (side.count, side.idle, false);
@@ -304,24 +319,24 @@ impl Search {
             }),
             SenderCall::Send => make(step, || {
                 let Some(sender) = &mut end else { return };
-                let messages: Vec<_> = (count..)
+                let batch: Vec<_> = (count..)
                     .map(|number| message(side.generation, number))
                     .take(left.min(self.scenario.batch))
                     .collect();
                 let sent = if self.scenario.batch > 1 {
-                    sender.send_batch(&messages)
+                    sender.send_batch(&batch)
                 } else {
-                    usize::from(sender.send(messages[0]).is_ok())
+                    usize::from(sender.send(batch[0]).is_ok())
                 };
                 count += u8::try_from(sent).expect("few");
                 idle = if sent > 0 { 0 } else { (idle + u8::from(drained)).min(PATIENCE) };
-                let publishes = sent == 0 || usize::from(count) == usize::from(self.scenario.messages);
+                let publishes = sent == 0 || count == messages;
                 call =
                     if !publishes && self.scenario.lazy { SenderCall::Decide } else { SenderCall::Publish };
             }),
             SenderCall::Publish => make(step, || {
                 rings = end.as_mut().is_some_and(|sender| sender.publish() == Wake::Needed);
-                call = if count == self.scenario.messages { SenderCall::Settle } else { SenderCall::Send };
+                call = if count == messages { SenderCall::Settle } else { SenderCall::Send };
             }),
         };
         if progress == Progress::Returned {
@@ -426,7 +441,7 @@ impl Search {
             for words in messages {
                 let mut expected = message(side.generation, side.count);
                 expected[WORDS - 1] &= !(1 << 63);
-                if words != expected || side.count == self.scenario.messages {
+                if words != expected || side.count == self.scenario.messages_of(side.generation) {
                     return Err(format!("{words:x?} arrived instead of {expected:x?}: {}", describe(state)));
                 }
                 side.count += 1;
@@ -441,7 +456,7 @@ impl Search {
             let waits = begun && side.end.as_ref().is_some_and(Receiver::is_waiting);
             if !all_sent && !waits {
                 side.idle = side.idle.min(IDLE);
-            } else if side.idle == STUCK && side.count < self.scenario.messages {
+            } else if side.idle == STUCK && side.count < self.scenario.messages_of(side.generation) {
                 return Err(format!("the receiver does not find what was sent: {}", describe(state)));
             }
         }

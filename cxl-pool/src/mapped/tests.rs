@@ -6,8 +6,8 @@ use crate::{CreateOptions, Pool};
 
 const MARK: LineMark = LineMark { bits: [0, 1 << 63, 0, 1 << 63, 0, 1 << 63, 0, 1 << 63], set: true };
 
-/// With whole lines at a time, if this CPU can, and without.
-fn both(check: impl Fn(&HardwareMemory, ByteOffset)) {
+/// With whole lines at a time, if this CPU can, with pairs of words, and with one word after the other.
+fn each_way(check: impl Fn(&HardwareMemory, ByteOffset)) {
     let directory = tempfile::tempdir().unwrap();
     let options = CreateOptions {
         size_bytes: Some(16 << 20),
@@ -22,11 +22,29 @@ fn both(check: impl Fn(&HardwareMemory, ByteOffset)) {
     memory.zero(at, 1024);
     memory.instructions.wide = false;
     check(&memory, at);
+    memory.zero(at, 1024);
+    memory.instructions.whole_pairs = false;
+    check(&memory, at);
+}
+
+#[test]
+fn words_come_out_as_they_went_in() {
+    each_way(|memory, at| {
+        let words: [u64; LINE_WORDS] = std::array::from_fn(|word| 0x0101 << word);
+        memory.store_words(at, words);
+        for (number, word) in words.iter().enumerate() {
+            assert_eq!(memory.load(at.saturating_add(number as u64 * 8)), *word);
+        }
+        assert_eq!(memory.load_words(at), words);
+        assert_eq!(memory.load_words::<2>(at.saturating_add(16)), words[2..4]);
+        memory.store_words(at.saturating_add(32), [7, 8]);
+        assert_eq!(memory.load_words(at), [words[0], words[1], words[2], words[3], 7, 8, words[6], words[7]]);
+    });
 }
 
 #[test]
 fn lines_come_out_as_they_went_in() {
-    both(|memory, at| {
+    each_way(|memory, at| {
         let mut random = Random::new(7);
         let mut lines = [[0; LINE_WORDS]; 5];
         lines.as_flattened_mut().fill_with(|| random.below(u64::MAX));
@@ -49,7 +67,7 @@ fn lines_come_out_as_they_went_in() {
 
 #[test]
 fn lines_are_loaded_up_to_the_first_one_that_is_not_new() {
-    both(|memory, at| {
+    each_way(|memory, at| {
         for set in [true, false] {
             let mark = LineMark { set, ..MARK };
             for word in (0..LINE_WORDS).filter(|word| MARK.bits[*word] != 0) {
@@ -68,7 +86,7 @@ fn lines_are_loaded_up_to_the_first_one_that_is_not_new() {
 
 #[test]
 fn bytes_past_the_cache_come_out_as_they_went_in() {
-    both(|memory, at| {
+    each_way(|memory, at| {
         let mut random = Random::new(9);
         let mut source = vec![0_u8; 6 * LINE_BYTES];
         source.fill_with(|| random.below(256).to_le_bytes()[0]);
@@ -93,7 +111,7 @@ fn bytes_past_the_cache_come_out_as_they_went_in() {
 #[test]
 #[should_panic(expected = "outside the pool")]
 fn lines_outside_the_pool_are_refused() {
-    both(|memory, _| {
+    each_way(|memory, _| {
         let last = ByteOffset::new(memory.size_bytes() - LINE_BYTES as u64);
         memory.store_lines(last, &[[0; LINE_WORDS]; 2], &MARK);
     });
