@@ -302,6 +302,12 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
         }
     }
 
+    /// Returns once the sender can see what is [acknowledged](Self::acknowledged): before its doorbell is rung for that, since whoever
+    /// is woken looks once and may sleep again.
+    pub(crate) fn settle(&self) {
+        self.memory.full_fence();
+    }
+
     /// Whether the sender was seen to have begun another generation.
     #[cfg(test)]
     pub(crate) fn is_closed(&self) -> bool {

@@ -225,7 +225,11 @@ impl<M: Memory> Exchange<M> {
         let acknowledged = self.receiver.acknowledged();
         let made_room = acknowledged != self.acknowledged;
         self.acknowledged = acknowledged;
-        if made_room { Wake::Needed } else { wake }
+        if !made_room {
+            return wake;
+        }
+        self.receiver.settle();
+        Wake::Needed
     }
 
     /// Whether something waits to be sent.

@@ -159,6 +159,27 @@ fn the_longest_payload_arrives_and_a_longer_one_is_refused() {
     assert_eq!(received[1], Incoming::Notification { payload: Vec::new() });
 }
 
+/// Who waits for room, asleep, looks once when rung for, and must find it then.
+#[test]
+fn there_is_room_once_a_doorbell_is_rung_for_it() {
+    check_seeds(2_000, |seed| {
+        let pool = pool(seed);
+        let now = Instant::now();
+        let (mut a, mut b) = (exchange(&pool, SENDING), exchange(&pool, RECEIVING));
+        while !(a.ready() & b.ready()) {}
+        for _ in 0..SLOTS + 1 {
+            a.notify(b"one more than fits").unwrap();
+        }
+        let mut received = 0;
+        while b.flush() != Wake::Needed || received < SLOTS / 2 {
+            let _ = a.flush();
+            received += u32::from(b.poll(now).is_some());
+        }
+        let _ = a.flush();
+        if a.has_queued() { Err("rung for, but there was no room".to_owned()) } else { Ok(()) }
+    });
+}
+
 #[test]
 fn a_request_expires_and_its_late_response_is_dropped() {
     let pool = pool(3);
