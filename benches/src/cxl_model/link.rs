@@ -57,6 +57,9 @@ impl Link {
         write_ns: 0.0,
     };
 
+    /// The paper's other host, before anything is fitted.
+    pub(crate) const OTHER_HOST: Self = Self { cxl_ratio: 2.29, ..Self::SOURCED };
+
     /// A load from the pool.
     pub(crate) fn load_ns(&self) -> f64 {
         self.dram_ns * self.cxl_ratio

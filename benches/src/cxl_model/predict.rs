@@ -7,6 +7,9 @@ use super::fit::IDLE_RATE;
 use super::link::Link;
 use super::traffic::{Found, Traffic, run};
 
+/// By what part a prediction may be off.
+pub(crate) const TOLERANCE: f64 = 0.25;
+
 /// A figure of the paper that nothing was fitted to.
 #[derive(Clone, Copy)]
 pub(crate) struct Known {

@@ -6,15 +6,12 @@ use anyhow::Result;
 use comfy_table::{CellAlignment, Table, presets};
 use cxl_channel::ReceivePolicy;
 
-use super::Sensitivity;
 use super::fit::{BYPASS_RATE, IDLE_NS, IDLE_RATE};
 use super::link::{Link, PARAMETERS};
-use super::predict::{Curve, KNOWN, Prediction, RATES};
+use super::predict::{Curve, KNOWN, Prediction, RATES, TOLERANCE};
+use super::{Sensitivity, Summary};
 use crate::plot::{self, Panel, Series};
 use crate::report::{self, Figure, Goal};
-
-/// How far a prediction may be off.
-const TOLERANCE: f64 = 0.25;
 
 fn name(policy: ReceivePolicy) -> (&'static str, &'static str) {
     match policy {
@@ -41,19 +38,14 @@ fn align(mut table: Table) -> Table {
 }
 
 /// Prints the tables and writes plot and figures.
-pub(super) fn write(
-    link: &Link,
-    predicted: &[Prediction],
-    curves: &[Curve],
-    sensitivity: &[Sensitivity],
-    output: &Path,
-) -> Result<()> {
+pub(super) fn write(summary: &Summary, output: &Path) -> Result<()> {
+    let Summary { link, predicted, curves, sensitivity, .. } = summary;
     println!("Channels on a modelled CXL 2.0 link that is not coherent; 16 B messages, 8192 slots\n");
     println!("Parameters, in ns where nothing else is said:\n{}", parameters(link));
     println!(
         "Fitted to the paper's bypass variant ({BYPASS_RATE} M/s) and to its lone message ({IDLE_NS} ns); the rest is predicted.\n"
     );
-    println!("{}", against_paper(predicted));
+    println!("{}", against_paper(summary));
     println!("Highest rate in M/s, and median / 99th percentile of latency in ns at rates in M/s:");
     println!("{}", rates(curves));
     println!("–: does not keep up. in batches: 32 at a time, no clock read for each.\n");
@@ -61,7 +53,7 @@ pub(super) fn write(
         println!("Each parameter 20 % lower / higher, the others as they are:");
         println!("{}", changes(predicted, sensitivity));
     }
-    let figures = figures(predicted, curves, sensitivity);
+    let figures = figures(summary);
     report::print_goals(&figures);
     let (json, svg) = (output.join("cxl-model.json"), output.join("cxl-model.svg"));
     report::write_figures(&json, &figures)?;
@@ -92,14 +84,19 @@ fn parameters(link: &Link) -> Table {
     table
 }
 
-fn against_paper(predicted: &[Prediction]) -> Table {
-    let mut table = plain_table(["", "paper", "model", "off by"].map(str::to_owned));
-    for Prediction { known, value } in predicted {
+fn against_paper(summary: &Summary) -> Table {
+    let slower = format!("{} × DRAM", Link::OTHER_HOST.cxl_ratio);
+    let header = ["", "paper", "model", "off by", &slower, "off by"];
+    let mut table = plain_table(header.map(str::to_owned));
+    for (Prediction { known, value }, other) in summary.predicted.iter().zip(&summary.other_host) {
+        let off = |value: f64| format!("{:+.0} %", (value / known.measured - 1.0) * 100.0);
         table.add_row([
             known.name.to_owned(),
             format!("{} {}", known.measured, known.unit),
             format!("{value:.1}"),
-            format!("{:+.0} %", (value / known.measured - 1.0) * 100.0),
+            off(*value),
+            format!("{:.1}", other.value),
+            off(other.value),
         ]);
     }
     align(table)
@@ -144,16 +141,20 @@ fn changes(predicted: &[Prediction], sensitivity: &[Sensitivity]) -> Table {
     align(table)
 }
 
-fn figures(predicted: &[Prediction], curves: &[Curve], sensitivity: &[Sensitivity]) -> Vec<Figure> {
+fn figures(summary: &Summary) -> Vec<Figure> {
     const PAPER: &str = "Oasis, measured";
-    let mut figures: Vec<Figure> = predicted
-        .iter()
-        .map(|Prediction { known, value }| {
-            Figure::new(format!("cxl-model/{}", known.slug), *value, known.unit)
+    let Summary { predicted, other_host, curves, sensitivity, .. } = summary;
+    let slower = format!("load-x{}-dram/", Link::OTHER_HOST.cxl_ratio);
+    let hosts = [("", predicted), (&slower, other_host)];
+    let against_paper = |(host, predicted): (&str, &Vec<Prediction>)| -> Vec<Figure> {
+        let figure = |Prediction { known, value }: &Prediction| {
+            Figure::new(format!("cxl-model/{host}{}", known.slug), *value, known.unit)
                 .against(PAPER, Some(known.measured))
                 .with_goal(Goal::Within { of: known.measured, part: TOLERANCE })
-        })
-        .collect();
+        };
+        predicted.iter().map(figure).collect()
+    };
+    let mut figures: Vec<Figure> = hosts.into_iter().flat_map(against_paper).collect();
     for curve in curves {
         let slug = name(curve.policy).1;
         if curve.policy == ReceivePolicy::Adaptive {
