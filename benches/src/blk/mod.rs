@@ -30,8 +30,8 @@ use crate::cores::{self, Cores, Distance};
 ///
 /// A driver without a VM (crate virtio-driver) uses the vhost-user socket and keeps a number of requests in flight. Ours
 /// are the engine's two workers, frontend and backend, over a pool in /dev/shm, with hardware coherence and with software
-/// coherence, each with the guest's memory elsewhere and in the pool (zero-copy). The rivals are a thread of qemu-storage-daemon that serves the same file, or its null-co, and a thread that
-/// uses the file by io_uring, without any VM. All take turns, in every round; the cores' distance is probed around each
+/// coherence, each with the guest's memory elsewhere and in the pool (zero-copy). The rivals are a thread of qemu-storage-daemon that serves the same file, by io_uring and by the kernel's older interface
+/// (aio=native), of which the quicker one counts, or its null-co, and a thread that uses the file by io_uring, without any VM. All take turns, in every round; the cores' distance is probed around each
 /// run, and only equal tags are compared.
 ///
 /// Ours has one hop more than qemu-storage-daemon. On a machine with two cores driver, frontend and backend do not each
@@ -104,21 +104,26 @@ enum Server {
     Software,
     /// The same, with the guest's memory in the pool.
     SoftwareZeroCopy,
-    /// qemu-storage-daemon.
+    /// qemu-storage-daemon, which uses the file by io_uring.
     Qemu,
+    /// qemu-storage-daemon, which uses it by Linux AIO.
+    QemuNative,
     /// Nobody: io_uring on the file.
     Plain,
 }
 
 impl Server {
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 7] = [
         Self::Hardware,
         Self::HardwareZeroCopy,
         Self::Software,
         Self::SoftwareZeroCopy,
         Self::Qemu,
+        Self::QemuNative,
         Self::Plain,
     ];
+    /// The modes of qemu-storage-daemon.
+    const QEMU: [Self; 2] = [Self::Qemu, Self::QemuNative];
 
     const fn name(self) -> &'static str {
         match self {
@@ -127,6 +132,7 @@ impl Server {
             Self::Software => "software",
             Self::SoftwareZeroCopy => "software-zero-copy",
             Self::Qemu => "qemu-storage-daemon",
+            Self::QemuNative => "qemu-storage-daemon (aio=native)",
             Self::Plain => "plain io_uring",
         }
     }
@@ -136,7 +142,7 @@ impl Server {
         match self {
             Self::Hardware | Self::HardwareZeroCopy => Some(CoherenceMode::Hardware),
             Self::Software | Self::SoftwareZeroCopy => Some(CoherenceMode::Software),
-            Self::Qemu | Self::Plain => None,
+            Self::Qemu | Self::QemuNative | Self::Plain => None,
         }
     }
 
@@ -155,7 +161,11 @@ impl Server {
     }
 
     fn can(self, medium: Medium, job: Job) -> bool {
-        self != Self::Plain || medium != Medium::Null && job.queues == 1
+        match self {
+            Self::Plain => medium != Medium::Null && job.queues == 1,
+            Self::QemuNative => medium != Medium::Null,
+            _ => true,
+        }
     }
 }
 
@@ -265,7 +275,8 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
         std::thread::sleep(SETTLING);
     }
     let jobs: Vec<Job> = Job::all().into_iter().filter(|job| job.name().contains(&options.jobs)).collect();
-    let servers = options.servers.iter().copied().filter(|server| *server != Server::Qemu || rival_is_there);
+    let servers =
+        options.servers.iter().copied().filter(|server| !Server::QEMU.contains(server) || rival_is_there);
     let servers: Vec<Server> = servers.collect();
     let mut bench = Bench { cores, duration, samples: Vec::new() };
     for round in 0..options.rounds {

@@ -197,7 +197,11 @@ fn figures(samples: &[Sample], jobs: &[Job], rival: bool, distances: &[Distance]
             };
             if let Some(ours) = cell(OURS) {
                 let name = format!("blk/tmpfs/reader-{}/{}/{distance}/p99", what.key(), OURS.name());
-                figures.push(Figure::new(name, ours, "us").against(rival_name(rival), cell(Server::Qemu)));
+                let modes = Server::QEMU.into_iter().filter_map(|mode| Some((mode, cell(mode)?)));
+                let (mode, theirs) = modes
+                    .min_by(|one, other| one.1.total_cmp(&other.1))
+                    .map_or((Server::Qemu, None), |(mode, p99)| (mode, Some(p99)));
+                figures.push(Figure::new(name, ours, "us").against(rival_name(rival, mode), theirs));
             }
         }
     }
@@ -214,14 +218,20 @@ fn compare(
     cell: impl Fn(Server) -> Option<Cell>,
     name: impl Fn(&str) -> String,
 ) {
-    let theirs = cell(Server::Qemu);
-    for (server, what, rival) in
-        [(Server::Qemu, "rate", rival_name(rival)), (Server::Plain, "rate-by-plain", Server::Plain.name())]
-    {
+    // At its best: in which mode that is depends on the job.
+    let modes = Server::QEMU.into_iter().filter_map(|mode| Some((mode, cell(mode)?)));
+    let (quicker, theirs) = modes
+        .max_by(|(_, one), (_, other)| one.per_second.total_cmp(&other.per_second))
+        .map_or((Server::Qemu, None), |(mode, cell)| (mode, Some(cell)));
+    let rival = rival_name(rival, quicker);
+    for (server, what, rival, theirs) in [
+        (Server::Qemu, "rate", rival, theirs),
+        (Server::Plain, "rate-by-plain", Server::Plain.name(), cell(Server::Plain)),
+    ] {
         if !server.can(medium, job) {
             continue;
         }
-        let their_rate = cell(server).map(|cell| cell.per_second);
+        let their_rate = theirs.map(|cell| cell.per_second);
         let rate = Figure::new(name(what), ours.per_second, "/s").against(rival, their_rate);
         figures.push(match (goal(server, medium, job), their_rate) {
             (Some(share), Some(rate_theirs)) => rate.with_goal(Goal::AtLeast((rate_theirs * share).round())),
@@ -230,11 +240,11 @@ fn compare(
     }
     for (what, of) in [("p50", (|cell| cell.p50_us) as fn(&Cell) -> f64), ("p99", |cell| cell.p99_us)] {
         let figure = Figure::new(name(what), of(ours), "us");
-        figures.push(figure.against(rival_name(rival), theirs.as_ref().map(of)));
+        figures.push(figure.against(rival, theirs.as_ref().map(of)));
     }
     let [front, back] = ours.cpu_us;
     let total = Figure::new(name("cpu-per-request"), front + back, "us");
-    figures.push(total.against(rival_name(rival), theirs.map(|cell| cell.cpu_us[0])));
+    figures.push(total.against(rival, theirs.map(|cell| cell.cpu_us[0])));
     figures.push(Figure::new(name("cpu-per-request-frontend"), front, "us"));
     figures.push(Figure::new(name("cpu-per-request-backend"), back, "us"));
     if let (1, Some(plain)) = (job.depth, cell(Server::Plain)) {
@@ -243,8 +253,8 @@ fn compare(
     }
 }
 
-fn rival_name(is_there: bool) -> &'static str {
-    if is_there { Server::Qemu.name() } else { "qemu-storage-daemon (not installed)" }
+fn rival_name(is_there: bool, mode: Server) -> &'static str {
+    if is_there { mode.name() } else { "qemu-storage-daemon (not installed)" }
 }
 
 fn panels(samples: &[Sample], jobs: &[Job], distances: &[Distance]) -> Vec<Panel> {

@@ -9,7 +9,7 @@ use super::cpu::Threads;
 use super::load::{Load, Measured, Waiting, anonymous_ram};
 use super::ours::Ours;
 use super::plain::Plain;
-use super::rival::Rival;
+use super::rival::{Aio, Rival};
 use super::{DEVICE_BYTES, Job, Server};
 use crate::cores::{self, Cores};
 
@@ -52,7 +52,10 @@ impl Target {
                 cores::pin(cores.receiver)?;
                 Serving::Plain(Box::new(Plain::open(file.context("io_uring needs a file")?, DEVICE_BYTES)?))
             }
-            _ => Serving::Rival(Rival::start(file, DEVICE_BYTES, disks, limit, directory, cores)?),
+            _ => {
+                let aio = if server == Server::QemuNative { Aio::Native } else { Aio::IoUring };
+                Serving::Rival(Rival::start(file, aio, DEVICE_BYTES, disks, limit, directory, cores)?)
+            }
         };
         Ok(Self { loads: Vec::new(), queues: 0, serving, disks, cores })
     }
