@@ -28,6 +28,34 @@ pub(super) enum Operation {
 }
 
 impl Operation {
+    const ALL: [Self; 10] = [
+        Self::Store,
+        Self::WriteBack,
+        Self::Invalidate,
+        Self::Flush,
+        Self::FullFence,
+        Self::LoadWords,
+        Self::StoreWords,
+        Self::LoadLines,
+        Self::StoreLines,
+        Self::Epoch,
+    ];
+
+    /// How a call of it begins.
+    fn method(self) -> &'static str {
+        match self {
+            Self::Store => "store(",
+            Self::WriteBack => "write_back(",
+            Self::Invalidate => "invalidate(",
+            Self::Flush => "flush(",
+            Self::FullFence => "full_fence(",
+            Self::LoadWords => "load_words",
+            Self::StoreWords | Self::Epoch => "store_words(",
+            Self::LoadLines => "load_lines(",
+            Self::StoreLines => "store_lines(",
+        }
+    }
+
     fn how(self) -> &'static str {
         match self {
             Self::LoadWords => ", last word last",
@@ -54,7 +82,32 @@ pub(super) struct Mutation {
     pub(super) site: Site,
 }
 
+/// The code that the search runs.
+const SOURCES: [(&str, &str, &str); 2] = [
+    ("Sender", "sender.rs", include_str!("../sender.rs")),
+    ("Receiver", "receiver.rs", include_str!("../receiver.rs")),
+];
+
 impl Site {
+    /// The sites that the source has: those that no run meets prove nothing.
+    pub(super) fn in_source() -> Vec<Self> {
+        let calls = Operation::ALL.into_iter().flat_map(|operation| {
+            let call = format!("memory.{}", operation.method());
+            let of = move |(_, file, source): (_, &'static str, &'static str)| -> Vec<Self> {
+                let numbered = (1..).zip(source.lines().take_while(|line| *line != "#[cfg(test)]"));
+                let with_call = numbered.filter(|(_, line)| line.contains(&call));
+                with_call.map(|(line, _)| Self { file, line, operation }).collect()
+            };
+            SOURCES.into_iter().flat_map(of)
+        });
+        calls.collect()
+    }
+
+    /// Whether it is this one: paths begin where the compiler was called.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        (self.line, self.operation) == (other.line, other.operation) && other.file.ends_with(self.file)
+    }
+
     pub(super) fn new(operation: Operation, location: &'static Location<'static>) -> Self {
         Self { file: location.file(), line: location.line(), operation }
     }
@@ -62,11 +115,8 @@ impl Site {
     /// In words that only change when the code there does: the function, and the line; with its number, if the function has
     /// several such lines.
     pub(super) fn name(&self) -> String {
-        let (side, source) = if self.file.ends_with("sender.rs") {
-            ("Sender", include_str!("../sender.rs"))
-        } else {
-            ("Receiver", include_str!("../receiver.rs"))
-        };
+        let of = SOURCES.into_iter().find(|(_, file, _)| self.file.ends_with(file));
+        let (side, _, source) = of.unwrap_or(("?", "", ""));
         let before: Vec<&str> = source.lines().take(self.line as usize).map(str::trim).collect();
         let begins = before.iter().rposition(|line| line.contains("fn ")).unwrap_or(0);
         let (_, function) = before[begins].split_once("fn ").unwrap_or_default();

@@ -35,6 +35,8 @@ pub(super) struct Scenario {
     pub(super) wide: bool,
     /// Whether the sender may go on without publishing each time.
     pub(super) lazy: bool,
+    /// Whether the receiver ever waits for its doorbell.
+    pub(super) doorbell: bool,
     /// How often the receiver may go to sleep.
     pub(super) sleeps: u8,
     /// How often the sender may die, whatever it is just doing, and come back in the next generation. The receiver follows.
@@ -399,9 +401,9 @@ impl Search {
                 return Ok(Progress::Returned);
             }
             ReceiverCall::Open => make(step, || {
-                end = Some(
-                    Receiver::open(ModelMemory, self.placement, generation).with_policy(self.scenario.policy),
-                );
+                let receiver =
+                    Receiver::open(ModelMemory, self.placement, generation).with_policy(self.scenario.policy);
+                end = Some(if self.scenario.doorbell { receiver } else { receiver.without_doorbell() });
                 call = ReceiverCall::Receive;
             }),
             ReceiverCall::Receive => make(step, || {
@@ -424,7 +426,8 @@ impl Search {
             ReceiverCall::AnnounceSleep => make(step, || {
                 let Some(receiver) = &mut end else { return };
                 let safe = receiver.ready() && receiver.announce_sleep();
-                call = if safe { ReceiverCall::Asleep } else { ReceiverCall::Receive };
+                let sleeps_on = safe && self.scenario.doorbell;
+                call = if sleeps_on { ReceiverCall::Asleep } else { ReceiverCall::Receive };
                 sleeps -= 1;
             }),
             ReceiverCall::Wake => make(step, || {

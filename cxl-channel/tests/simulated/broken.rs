@@ -5,7 +5,11 @@ use std::path::Path;
 
 use cxl_pool::simulated::{Mutilation, Omission, OmittingMemory};
 
+use crate::exchange;
 use crate::schedule::{Scenario, run};
+
+/// So few schedules show whether it is right to ring for room.
+const ROOM_EVERY: u64 = 16;
 
 fn check(seed: u64, omission: &Omission) {
     let wrap = |_, memory| omission.in_memory(memory);
@@ -17,6 +21,9 @@ fn check(seed: u64, omission: &Omission) {
         run::<OmittingMemory, 8>(seed, scenario, wrap)
     };
     result.unwrap();
+    if seed.is_multiple_of(ROOM_EVERY) {
+        exchange::rings_for_room(seed, |memory| omission.in_memory(memory)).unwrap();
+    }
 }
 
 #[test]

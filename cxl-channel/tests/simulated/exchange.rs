@@ -7,7 +7,7 @@ use cxl_channel::{
     Exchange, ExchangeError, Incoming, PAYLOAD_BYTES_LIMIT, Receiver, RequestId, RingPlacement, Sender, Wake,
 };
 use cxl_pool::simulated::{Faults, Random, SimulatedMemory, SimulatedPool};
-use cxl_pool::{Generation, HostId, LineOffset};
+use cxl_pool::{Generation, HostId, LineOffset, Memory};
 
 use crate::schedule::{RECEIVING, SENDING, check_seeds};
 
@@ -24,12 +24,16 @@ fn pool(seed: u64) -> SimulatedPool {
 }
 
 fn exchange(pool: &SimulatedPool, host: HostId) -> Exchange<SimulatedMemory> {
+    exchange_over(&pool.host(host), host)
+}
+
+fn exchange_over<M: Memory + Clone>(memory: &M, host: HostId) -> Exchange<M> {
     let [mut outgoing, mut incoming] = placements();
     if host == RECEIVING {
         (outgoing, incoming) = (incoming, outgoing);
     }
-    let sender = Sender::begin(pool.host(host), outgoing, GENERATION);
-    Exchange::new(sender, Receiver::open(pool.host(host), incoming, GENERATION))
+    let sender = Sender::begin(memory.clone(), outgoing, GENERATION);
+    Exchange::new(sender, Receiver::open(memory.clone(), incoming, GENERATION))
 }
 
 /// One side, and what it has yet to see.
@@ -160,24 +164,29 @@ fn the_longest_payload_arrives_and_a_longer_one_is_refused() {
 }
 
 /// Who waits for room, asleep, looks once when rung for, and must find it then.
+pub(crate) fn rings_for_room<M: Memory + Clone>(
+    seed: u64,
+    wrap: impl Fn(SimulatedMemory) -> M,
+) -> Result<(), String> {
+    let pool = pool(seed);
+    let now = Instant::now();
+    let [mut a, mut b] = [SENDING, RECEIVING].map(|host| exchange_over(&wrap(pool.host(host)), host));
+    while !(a.ready() & b.ready()) {}
+    for _ in 0..=SLOTS {
+        a.notify(b"one more than fits").unwrap();
+    }
+    let mut received = 0;
+    while b.flush() != Wake::Needed || received < SLOTS / 2 {
+        let _ = a.flush();
+        received += u32::from(b.poll(now).is_some());
+    }
+    let _ = a.flush();
+    if a.has_queued() { Err("rung for, but there was no room".to_owned()) } else { Ok(()) }
+}
+
 #[test]
 fn there_is_room_once_a_doorbell_is_rung_for_it() {
-    check_seeds(2_000, |seed| {
-        let pool = pool(seed);
-        let now = Instant::now();
-        let (mut a, mut b) = (exchange(&pool, SENDING), exchange(&pool, RECEIVING));
-        while !(a.ready() & b.ready()) {}
-        for _ in 0..SLOTS + 1 {
-            a.notify(b"one more than fits").unwrap();
-        }
-        let mut received = 0;
-        while b.flush() != Wake::Needed || received < SLOTS / 2 {
-            let _ = a.flush();
-            received += u32::from(b.poll(now).is_some());
-        }
-        let _ = a.flush();
-        if a.has_queued() { Err("rung for, but there was no room".to_owned()) } else { Ok(()) }
-    });
+    check_seeds(2_000, |seed| rings_for_room(seed, |memory| memory));
 }
 
 #[test]
