@@ -1,0 +1,223 @@
+//! Once packets flow, neither side allocates or makes a system call.
+
+#[path = "engine/guest.rs"]
+#[allow(dead_code, reason = "shared with the engine's other tests")]
+mod guest;
+#[path = "engine/pod.rs"]
+#[allow(dead_code, reason = "shared with the engine's other tests")]
+mod pod;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::{Cell, RefCell};
+use std::env;
+use std::fs::File;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{self, Command};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use cxl_pool::{CoherenceMode, CreateOptions, HardwareMemory, Memory, Pool, SoftwareMemory};
+use pod_protocol::objects::{Object, PortObject, RegistrationObject, RegistrationState};
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
+
+use crate::guest::Guest;
+use crate::pod::{
+    POOL_BYTES, TestBackend, TestFrontend, Turn, all_features, area, channel, mac, port, registration, route,
+    settle,
+};
+
+/// Counts the allocations of a thread while that tells it to.
+struct Counting;
+
+thread_local! {
+    // Of a kind that needs no allocation itself.
+    static COUNTS: Cell<bool> = const { Cell::new(false) };
+}
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: everything is passed on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if COUNTS.get() {
+            ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        }
+        // SAFETY: as the caller promises.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: as the caller promises.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const QUEUE_SIZE: u16 = 128;
+const BUFFER_BYTES: u32 = 2048;
+
+fn turn(side: &mut dyn Turn) {
+    COUNTS.set(true);
+    side.turn_once();
+    COUNTS.set(false);
+}
+
+/// Sends frames through an echoing NIC until `count` have come back; lengths differ.
+fn echo<M: Memory>(
+    frontend: &mut TestFrontend<M>,
+    backend: &mut TestBackend<M>,
+    guest: &mut Guest,
+    count: u32,
+) {
+    let (mut sent, mut arrived) = (0, 0);
+    for _ in 0..1_000_000 {
+        if sent < count {
+            let mut frame = vec![0; 60 + (sent as usize * 37) % 1400];
+            frame[..6].copy_from_slice(&mac(200).bytes());
+            frame[6..12].copy_from_slice(&mac(1).bytes());
+            sent += u32::from(guest.send(&[0; 12], &frame));
+        }
+        turn(frontend);
+        turn(backend);
+        arrived += u32::try_from(guest.received(BUFFER_BYTES).len()).expect("few");
+        guest.transmit.reclaim_pairs();
+        if arrived == count {
+            return;
+        }
+    }
+    panic!("{arrived} of {count} frames came back");
+}
+
+/// A guest whose frames an echoing NIC sends back.
+struct Echo<M: Memory> {
+    frontend: TestFrontend<M>,
+    backend: TestBackend<M>,
+    guest: Guest,
+}
+
+impl<M: Memory> Echo<M> {
+    fn start(memory: &M, mut guest: Guest) -> Self {
+        let transmit_area = area(8, 8);
+        let ram_area = guest.pool_file.map(|_| guest::ram_area());
+        let mut frontend = TestFrontend::new(memory).with_pool_file(guest.pool_file);
+        let mut backend = TestBackend::new(memory, "mode = 'echo'", area(32, 16));
+        backend.apply(Object::Channel(channel(1, 1, 512, false)));
+        let registration = registration(1, 1, 1, RegistrationState::Active, transmit_area);
+        backend.apply(Object::Registration(RegistrationObject { ram_area, ..registration }));
+        frontend.apply(Object::Channel(channel(1, 1, 512, true)));
+        frontend.apply(Object::Port(PortObject { ram_area, ..port(1, transmit_area, route(1, 1), None) }));
+        guest.post(QUEUE_SIZE, BUFFER_BYTES);
+        frontend.start(1, &guest, all_features());
+        settle(&mut [&mut frontend, &mut backend]);
+        Self { frontend, backend, guest }
+    }
+
+    fn echo(&mut self, count: u32) {
+        echo(&mut self.frontend, &mut self.backend, &mut self.guest, count);
+    }
+}
+
+/// Runs this with each kind of pool, and with the guest's memory elsewhere and in the pool.
+fn each_kind(
+    hardware: impl Fn(Echo<HardwareMemory>, &str),
+    software: impl Fn(Echo<SoftwareMemory>, &str),
+    directory: &Path,
+) {
+    for mode in [CoherenceMode::Hardware, CoherenceMode::Software] {
+        let options =
+            CreateOptions { size_bytes: Some(POOL_BYTES), mode, force: true, ..CreateOptions::default() };
+        let path = directory.join("pool");
+        let pool = Pool::create(&path, &options).expect("a pool");
+        let file = File::options().read(true).write(true).open(&path).expect("the pool's file");
+        for guest in [Guest::new(QUEUE_SIZE), Guest::in_pool_file(&file, QUEUE_SIZE)] {
+            let kind = format!("{mode:?}, in the pool: {}", guest.pool_file.is_some());
+            match mode {
+                CoherenceMode::Hardware => hardware(Echo::start(&pool.hardware(), guest), &kind),
+                CoherenceMode::Software => software(Echo::start(&pool.software(), guest), &kind),
+            }
+        }
+    }
+}
+
+fn expect_no_allocation<M: Memory>(mut pair: Echo<M>, kind: &str) {
+    ALLOCATIONS.store(0, Ordering::Relaxed);
+    pair.echo(20_000);
+    assert_eq!(ALLOCATIONS.load(Ordering::Relaxed), 0, "{kind}");
+}
+
+#[test]
+fn no_packet_costs_an_allocation() {
+    let directory = tempfile::tempdir_in("/dev/shm").expect("a directory");
+    each_kind(expect_no_allocation, expect_no_allocation, directory.path());
+    // The count itself works.
+    COUNTS.set(true);
+    let boxed = std::hint::black_box(Box::new(1u64));
+    COUNTS.set(false);
+    assert_eq!((*boxed, ALLOCATIONS.load(Ordering::Relaxed)), (1, 1));
+}
+
+/// Which kind a process is to run that must make no system call, and whether it makes one all the same.
+const CONFINED: &str = "WADI_TEST_CONFINED";
+const CONTROL: &str = "WADI_TEST_CONFINED_CONTROL";
+
+/// From here on the kernel kills the process for what it is asked, but to end it. Where the clock is no matter of the processor, reading
+/// it is a system call, which is none of ours.
+fn confine() {
+    let ends = [libc::SYS_exit_group, libc::SYS_sigaltstack, libc::SYS_munmap];
+    let allowed = ends.into_iter().chain([libc::SYS_clock_gettime]);
+    let filter = SeccompFilter::new(
+        allowed.map(|call| (call, Vec::new())).collect(),
+        SeccompAction::KillProcess,
+        SeccompAction::Allow,
+        env::consts::ARCH.try_into().expect("an architecture that it knows"),
+    );
+    let program: BpfProgram = filter.and_then(TryInto::try_into).expect("a filter");
+    seccompiler::apply_filter(&program).expect("a kernel with seccomp");
+}
+
+/// Lets packets flow, and ends the process.
+fn echo_confined<M: Memory>(mut pair: Echo<M>, kind: &str) {
+    if env::var(CONFINED).as_deref() != Ok(kind) {
+        return;
+    }
+    // What is done once is done then, such as growing the heap.
+    pair.echo(2_000);
+    let control = env::var_os(CONTROL).is_some();
+    confine();
+    if control {
+        std::thread::yield_now();
+    }
+    pair.echo(20_000);
+    process::exit(0);
+}
+
+#[test]
+fn no_packet_costs_a_system_call() {
+    let directory = tempfile::tempdir_in("/dev/shm").expect("a directory");
+    if env::var_os(CONFINED).is_some() {
+        let directory = env::current_dir().expect("the directory that the test made");
+        each_kind(echo_confined, echo_confined, &directory);
+        panic!("there is no such kind");
+    }
+    let kinds = RefCell::new(Vec::new());
+    let note = |kind: &str| kinds.borrow_mut().push(kind.to_owned());
+    each_kind(|_, kind| note(kind), |_, kind| note(kind), directory.path());
+    let run = |kind: &str, control: bool| {
+        let mut process = Command::new(env::current_exe().expect("this test"));
+        process.args(["--exact", "no_packet_costs_a_system_call"]).env(CONFINED, kind);
+        if control {
+            process.env(CONTROL, "");
+        }
+        process.current_dir(directory.path()).output().expect("it runs").status
+    };
+    for kind in kinds.take() {
+        let status = run(&kind, false);
+        assert!(
+            status.success(),
+            "{kind}: {status}: a system call was made while packets flowed. Which one, `WADI_TEST_CONFINED='{kind}' strace -f` \
+             on this test says"
+        );
+        assert_eq!(run(&kind, true).signal(), Some(libc::SIGSYS), "{kind}: nobody would notice one");
+    }
+}
