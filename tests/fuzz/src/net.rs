@@ -127,7 +127,12 @@ fn address(code: u8) -> MacAddress {
     }
 }
 
-/// Registrations that come, change and go, and frames between them: of three bytes each.
+/// Few of them too, and mostly none.
+fn vlan(code: u8) -> Option<u16> {
+    [None, None, Some(10), Some(20)][usize::from(code % 4)]
+}
+
+/// Registrations that come, change and go, and frames between them, in VLANs and in none: of three bytes each.
 pub fn switch(data: &[u8]) {
     let mut switch = Switch::new();
     let mut known = [None; 256];
@@ -136,6 +141,7 @@ pub fn switch(data: &[u8]) {
     while !input.is_empty() {
         let [action, a, b] = input.array();
         let index = RegistrationIndex::new(a.into()).expect("below the limit");
+        let vlan = vlan(action / 5);
         let state = match action % 5 {
             0 => Some(RegistrationState::Active),
             1 => Some(RegistrationState::Standby),
@@ -150,18 +156,24 @@ pub fn switch(data: &[u8]) {
         if let Some(state) = state {
             // An instance's own address is never a group's: the controller gives out no others.
             let mac = address(b & 0x7f);
-            switch.set(index, mac, None, state);
-            known[index.get()] = Some((mac, state));
+            switch.set(index, mac, vlan, state);
+            known[index.get()] = Some((mac, vlan, state));
             continue;
         }
+        let tagged = known
+            .iter()
+            .flatten()
+            .any(|(_, vlan, state)| vlan.is_some() && *state != RegistrationState::Standby);
+        assert!(tagged || !switch.has_vlans(), "frames are looked at for tags that nobody here has");
         let mut front = [0; Addresses::BYTES];
         front[..6].copy_from_slice(&address(a).bytes());
         front[6..].copy_from_slice(&address(b).bytes());
         let frame = Addresses::parse(front);
-        let to_wire = switch.route(frame, None, &mut receivers);
+        let to_wire = switch.route(frame, vlan, &mut receivers);
         for receiver in &receivers {
-            let (mac, state) = known[receiver.get()].expect("receivers are registered");
+            let (mac, of, state) = known[receiver.get()].expect("receivers are registered");
             assert_ne!(state, RegistrationState::Standby, "those on standby receive nothing");
+            assert_eq!(of, vlan, "VLANs are apart");
             assert_ne!(mac, frame.source, "nobody receives its own frame");
             assert!(frame.is_flooded() || mac == frame.destination, "frames of others stay theirs");
         }

@@ -58,13 +58,18 @@ impl Switch {
                 self.by_mac.entry(key).or_insert(index);
             }
         }
-        self.in_vlans = self.by_mac.keys().filter(|key| **key >> 48 != 0).count();
+        self.count_those_in_vlans();
     }
 
     /// Removes a registration.
     pub fn remove(&mut self, index: RegistrationIndex) {
         self.by_mac.retain(|_, other| *other != index);
         self.active.retain(|(other, ..)| *other != index);
+        self.count_those_in_vlans();
+    }
+
+    fn count_those_in_vlans(&mut self) {
+        self.in_vlans = self.by_mac.keys().filter(|key| **key >> 48 != 0).count();
     }
 
     /// Who receives frames to this address that have no VLAN tag.
