@@ -166,6 +166,10 @@ bench: setup-bench build ## every benchmark: a table, SVG plots and target/bench
 bench-failover: setup-bench build ## pulled cables and moves between NICs, through a whole pod
 	$(CARGO) run --release -p wadi-benches -- failover
 
+.PHONY: bench-migration
+bench-migration: setup-bench build ## how long a guest that moves to another host is out of reach
+	$(CARGO) run --release -p wadi-benches -- migration
+
 .PHONY: bench-replication
 bench-replication: build ## how long a pod is without a leader when a controller dies
 	$(CARGO) run --release -p wadi-benches -- replication

@@ -10,6 +10,7 @@ mod cxl_model;
 mod exchange;
 mod failover;
 mod memchannel;
+mod migration;
 mod multiplex;
 mod net;
 mod plot;
@@ -61,6 +62,7 @@ enum Benchmark {
     ChannelSender(channel::SenderOptions),
     /// Pulled cables and moves between NICs, through a whole pod.
     Failover(failover::Options),
+    Migration(migration::Options),
     Multiplex(multiplex::Options),
     Net(net::Options),
     Slicing(slicing::Options),
@@ -92,6 +94,7 @@ fn run(cli: &Cli) -> Result<()> {
         Benchmark::Rest(options) => rest::run(options, &cli.output),
         Benchmark::ChannelSender(options) => channel::send(options),
         Benchmark::Failover(options) => failover::run(options, &cli.output),
+        Benchmark::Migration(options) => migration::run(options, &cli.output),
         Benchmark::Multiplex(options) => multiplex::run(options, &cli.output),
         Benchmark::Net(options) => net::run(options, &cli.output),
         Benchmark::Slicing(options) => slicing::run(options, &cli.output),
@@ -120,6 +123,7 @@ fn all(output: &Path) -> Result<()> {
     note("net", apart(|| net::run(&net::Options::default(), output)));
     note("multiplex", apart(|| multiplex::run(&multiplex::Options::default(), output)));
     note("slicing", slicing::run(&slicing::Options::short(), output));
+    note("migration", migration::run(&migration::Options::default(), output));
     note("failover", failover::run(&failover::Options::short(), output));
     ensure!(failed.is_empty(), "{} of the benchmarks failed: {}", failed.len(), failed.join(", "));
     Ok(())

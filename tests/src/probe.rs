@@ -82,7 +82,8 @@ impl Probe {
 }
 
 impl Loss {
-    fn of(echoes: &[Echo]) -> Result<Self> {
+    /// Of requests in the order in which they were sent; an error if none was answered.
+    pub fn of(echoes: &[Echo]) -> Result<Self> {
         let mut round_trips: Vec<Duration> = echoes.iter().filter_map(|echo| echo.round_trip).collect();
         round_trips.sort();
         let Some(median) = round_trips.get(round_trips.len() / 2) else {

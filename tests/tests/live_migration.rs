@@ -108,21 +108,12 @@ fn is_on(instance: &Instance, host: &str) -> bool {
     instance.host == host && instance.migration.is_none()
 }
 
-/// Moves the instance's guest to `host`, and ends the machine that it left.
-fn move_to(pod: &Pod, guest: &Guest, mut vm: PodVm, host: &str) -> PodVm {
-    let moving = pod.api().migrate_instance("vm1", host).unwrap();
-    let migration = moving.migration.as_ref().unwrap();
-    assert!(migration.ready, "{migration:?}");
-    let uri = format!("unix:{}", pod.directory().join(format!("to-{host}.sock")).display());
-    let waiting = pod.await_guest(&moving, guest, SHAPE, &uri).unwrap();
+/// Moves the instance's guest to `host`, where it goes on.
+fn move_to(pod: &Pod, guest: &Guest, vm: PodVm, host: &str) -> PodVm {
     let before = boot_id(&vm);
-    let monitor = vm.qemu().spec().monitor_socket();
-    let moved = vmm::move_away(pod.api(), "vm1", &monitor, &uri, MigrationSpeed::default()).unwrap();
+    let (mut arrived, moved) = pod.move_to(vm, guest, SHAPE, host).unwrap();
     assert!(is_on(&pod.api().instance("vm1").unwrap(), host));
     eprintln!("to {host}: {moved:?}");
-    vmm::quit(&monitor).unwrap();
-    assert!(vm.qemu().wait().unwrap().success());
-    let mut arrived = waiting.arrived().unwrap();
     let now = boot_id(&arrived);
     if now != before {
         let console = std::fs::read_to_string(arrived.qemu().spec().console_log()).unwrap_or_default();

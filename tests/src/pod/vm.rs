@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail};
 use guest_images::Guest;
 use guest_images::agent::{Agent, Job, Outcome};
 use pod_api::Instance;
-use vmm::{Accelerator, Vm, VmSpec};
+use vmm::{Accelerator, Migrated, MigrationSpeed, Vm, VmSpec};
 
 use super::{GUEST_ADDRESS, Pod};
 use crate::bare_vm::bare_vm;
@@ -104,6 +104,31 @@ impl Pod {
         let mut waiting = self.start_machine(instance, &migration.to, spec)?;
         waiting.vm.wait_until_listening()?;
         Ok(waiting)
+    }
+
+    /// Moves the guest of an instance to `host` while it runs, and ends the machine that it left.
+    pub fn move_to(
+        &self,
+        mut vm: PodVm,
+        guest: &Guest,
+        shape: VmShape,
+        host: &str,
+    ) -> Result<(PodVm, Migrated)> {
+        let name = vm.vm.spec().name.clone();
+        let moving = self.api().migrate_instance(&name, host)?;
+        if !moving.migration.as_ref().is_some_and(|migration| migration.ready) {
+            bail!("{name} cannot move to {host}: {:?}", moving.migration);
+        }
+        let uri = format!("unix:{}", self.directory().join(format!("to-{host}.sock")).display());
+        let waiting = self.await_guest(&moving, guest, shape, &uri)?;
+        let monitor = vm.vm.spec().monitor_socket();
+        let moved = vmm::move_away(self.api(), &name, &monitor, &uri, MigrationSpeed::default())?;
+        vmm::quit(&monitor)?;
+        let status = vm.vm.wait()?;
+        if !status.success() {
+            bail!("the machine that {name} left ended with {status}");
+        }
+        Ok((waiting.arrived()?, moved))
     }
 
     /// What a machine for `instance` consists of.
