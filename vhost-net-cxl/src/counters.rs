@@ -76,6 +76,8 @@ drop_reasons! {
     KeptForOthers = "kept-for-minimum",
     /// Backend: the instance holds as many receive buffers as it may.
     ReceiveQuota = "receive-quota",
+    /// Backend: the instance holds as many receive buffers, or messages of its channel, as are left for all.
+    ReceiveShare = "receive-share",
     /// Backend: no receive buffer was free for a frame between two local instances.
     NoReceiveBuffers = "no-receive-buffers",
     /// Backend: the channel to the instance's frontend is full or not ready.

@@ -6,6 +6,7 @@ use cxl_pool::{ByteOffset, Memory};
 use super::Backend;
 use super::receive_buffers::BUFFER_BYTES;
 use super::registration::RegistrationIndex;
+use super::share::Reach;
 use super::tagging::insert_tag;
 use super::wire::Outgoing;
 use crate::counters::DropReason;
@@ -48,7 +49,7 @@ impl<M: Memory> Backend<M> {
         place: usize,
         source: &[Piece],
         header: VnetHeader,
-        receivers: &[RegistrationIndex],
+        (receivers, reach): (&[RegistrationIndex], Reach),
     ) {
         let Ok(finish) = self.plan(source, header) else {
             self.drop_for(place, receivers, DropReason::BadHeader);
@@ -65,7 +66,7 @@ impl<M: Memory> Backend<M> {
                 self.drop_for(place, receivers, DropReason::NoReceiveBuffers);
                 break;
             }
-            self.deliver(place, &pieces, VnetHeader::default(), receivers);
+            self.deliver(place, &pieces, VnetHeader::default(), (receivers, reach));
         }
         self.workbench = bench;
         self.pieces = pieces;

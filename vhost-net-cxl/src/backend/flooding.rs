@@ -8,6 +8,7 @@ use pod_protocol::ids::MacAddress;
 
 use super::Backend;
 use super::outgoing::gather;
+use super::share::Reach;
 use super::wire::Outgoing;
 use crate::ethernet::Addresses;
 
@@ -23,7 +24,7 @@ impl<M: Memory> Backend<M> {
             // Whichever group it is for. Where it comes from was checked.
             let addresses = Addresses { destination: MacAddress::BROADCAST, source: sender.object.mac };
             port.switch.route(addresses, packet.vlan, &mut receivers);
-            self.deliver_locally(place, index, &source, packet.header, &receivers);
+            self.deliver_locally(place, index, &source, packet.header, (&receivers, Reach::Group));
             self.receivers = receivers;
         }
         self.source = source;

@@ -9,6 +9,7 @@ use super::finishing::read_packet;
 use super::outgoing::split;
 use super::receive_buffers::BUFFER_BYTES;
 use super::registration::RegistrationIndex;
+use super::share::{Free, Reach};
 use crate::counters::{DropReason, FrameFault};
 use crate::ethernet::Addresses;
 use crate::message::{NetMessage, Opcode, Run};
@@ -82,12 +83,14 @@ impl<M: Memory> Backend<M> {
         let Some(first) = pieces.first() else { return };
         receivers.clear();
         let mut header = VnetHeader::default();
+        let mut reach = Reach::One;
         let mut fault = Some(FrameFault::Short);
         if first.bytes as usize >= FRONT_BYTES {
             let mut front = [0; FRONT_BYTES];
             self.memory.read(first.at, &mut front);
             let (read, addresses) = split(front);
             header = read;
+            reach = Reach::of_flooded(addresses.is_flooded());
             self.ports[place].switch.route(addresses, None, receivers);
             let tagged = self.ports[place].switch.has_vlans()
                 && self.deliver_in_vlan(place, pieces, header, addresses);
@@ -100,7 +103,7 @@ impl<M: Memory> Backend<M> {
             // All of it will be read here.
             self.bring_in(place, pieces);
         }
-        self.deliver_as_accepted(place, pieces, header, receivers);
+        self.deliver_as_accepted(place, pieces, header, (receivers, reach));
     }
 
     /// Delivers a packet in receive buffers as it is to those who accept that, and finished to the others.
@@ -109,17 +112,17 @@ impl<M: Memory> Backend<M> {
         place: usize,
         pieces: &[Piece],
         header: VnetHeader,
-        receivers: &[RegistrationIndex],
+        (receivers, reach): (&[RegistrationIndex], Reach),
     ) {
         if !receivers.iter().all(|index| self.ports[place].accepts(*index, header)) {
             let mut unable = std::mem::take(&mut self.unable);
             unable.clear();
             unable.extend(receivers.iter().filter(|index| !self.ports[place].accepts(**index, header)));
-            self.deliver_finished(place, pieces, header, &unable);
+            self.deliver_finished(place, pieces, header, (&unable, reach));
             self.unable = unable;
         }
         // Last, since it gives the buffers back that nobody holds.
-        self.deliver(place, pieces, header, receivers);
+        self.deliver(place, pieces, header, (receivers, reach));
     }
 
     /// Copies a packet of an instance into receive buffers, for instances of the same NIC. The sender's buffer would
@@ -130,11 +133,11 @@ impl<M: Memory> Backend<M> {
         sender: RegistrationIndex,
         packet: &[Piece],
         header: VnetHeader,
-        receivers: &[RegistrationIndex],
+        (receivers, reach): (&[RegistrationIndex], Reach),
     ) {
         self.bring_in(place, packet);
         if !receivers.iter().any(|index| self.ports[place].accepts(*index, header)) {
-            self.deliver_finished(place, packet, header, receivers);
+            self.deliver_finished(place, packet, header, (receivers, reach));
             return;
         }
         let mut pieces = std::mem::take(&mut self.copied);
@@ -156,7 +159,7 @@ impl<M: Memory> Backend<M> {
             done += u64::from(piece.bytes);
         }
         self.write_back(&pieces);
-        self.deliver_as_accepted(place, &pieces, header, receivers);
+        self.deliver_as_accepted(place, &pieces, header, (receivers, reach));
         self.copied = pieces;
     }
 
@@ -199,7 +202,7 @@ impl<M: Memory> Backend<M> {
         place: usize,
         pieces: &[Piece],
         header: VnetHeader,
-        receivers: &[RegistrationIndex],
+        (receivers, reach): (&[RegistrationIndex], Reach),
     ) {
         let port = &mut self.ports[place];
         let Some(buffers) = &mut port.buffers else { return };
@@ -225,18 +228,34 @@ impl<M: Memory> Backend<M> {
             }
             let channel = registration.object.channel;
             let end = self.channels.iter_mut().find(|end| end.object().id == channel);
-            let Some(end) = end.and_then(|end| (end.ready() && end.room() >= count).then_some(end)) else {
+            let Some(end) = end.and_then(|end| end.ready().then_some(end)) else {
                 counters.count_drop(DropReason::ChannelFull);
                 continue;
             };
-            if self.promises_receiving {
-                let scarce = end.room() < end.limit() / KEPT_PART + count
+            let (room, held) = (end.room(), registration.held.len());
+            if room < count && held == 0 {
+                counters.count_drop(DropReason::ChannelFull);
+                continue;
+            }
+            let free = Free { messages: room as usize, buffers: buffers.free_count() };
+            let has_its_share = !free.allows(held, pieces.len(), reach);
+            let scarce = self.promises_receiving
+                && (room < end.limit() / KEPT_PART + count
                     || buffers.held_count() + pieces.len()
-                        > buffers.len() - buffers.len() / KEPT_PART as usize;
+                        > buffers.len() - buffers.len() / KEPT_PART as usize);
+            if scarce || has_its_share {
                 let now = *self.now.get_or_insert_with(Instant::now);
                 let promised = registration.receive_minimum.as_mut();
-                if scarce && !promised.is_some_and(|minimum| minimum.is_below(now)) {
-                    counters.count_drop(DropReason::KeptForOthers);
+                if !promised.is_some_and(|minimum| minimum.is_below(now)) {
+                    counters.count_drop(if scarce {
+                        DropReason::KeptForOthers
+                    } else {
+                        DropReason::ReceiveShare
+                    });
+                    continue;
+                }
+                if room < count {
+                    counters.count_drop(DropReason::ChannelFull);
                     continue;
                 }
             }

@@ -18,6 +18,7 @@ mod port;
 pub mod receive_buffers;
 mod registration;
 mod reopening;
+mod share;
 mod steered;
 pub mod switch;
 mod tagging;

@@ -7,6 +7,7 @@ use super::Backend;
 use super::direct;
 use super::given_back::GivenBack;
 use super::registration::{Registration, RegistrationIndex};
+use super::share::Reach;
 use super::wire::Outgoing;
 use crate::channel_end::ChannelEnd;
 use crate::counters::DropReason;
@@ -292,7 +293,7 @@ impl<M: Memory> Backend<M> {
                 registration.counters.count_drop(reason);
             }
         } else if !to_wire && !receivers.is_empty() {
-            self.deliver_locally(place, index, &source, header, &receivers);
+            self.deliver_locally(place, index, &source, header, (&receivers, Reach::One));
         }
         self.receivers = receivers;
         self.source = source;

@@ -6,6 +6,7 @@ use pod_protocol::objects::REGISTRATIONS_MAX;
 use super::Backend;
 use super::port::Port;
 use super::registration::{Registration, RegistrationIndex};
+use super::share::{Free, Reach};
 use crate::counters::DropReason;
 use crate::message::{NetMessage, Opcode};
 use crate::nic::{BATCH_FRAMES, Batch, Flow, FlowTag, Piece};
@@ -60,7 +61,7 @@ impl<M: Memory> Backend<M> {
         if limited || self.promises_receiving {
             // Each of them is judged by itself.
             for index in first..first + count {
-                self.deliver(place, batch.frame(index), VnetHeader::default(), &[receiver]);
+                self.deliver(place, batch.frame(index), VnetHeader::default(), (&[receiver], Reach::One));
             }
             return count;
         }
@@ -85,9 +86,10 @@ impl<M: Memory> Backend<M> {
         let end = self.channels.iter_mut().find(|end| end.object().id == channel);
         let mut end = end.and_then(|end| end.ready().then_some(end));
         let room = end.as_mut().map_or(0, |end| end.room() as usize);
-        let quota = registration.object.rx_quota_buffers as usize;
-        let allowed = quota.saturating_sub(registration.held.len());
-        let (accepted, _) = frames.split_at(frames.len().min(room).min(allowed));
+        let held = registration.held.len();
+        let quota = (registration.object.rx_quota_buffers as usize).saturating_sub(held);
+        let share = Free { messages: room, buffers: buffers.free_count() }.allows_frames(held);
+        let (accepted, _) = frames.split_at(frames.len().min(quota).min(share));
         let mut messages = [[0; 2]; BATCH_FRAMES];
         let first_number = registration.numbers.take(accepted.len());
         let mut sequence = first_number;
@@ -119,7 +121,11 @@ impl<M: Memory> Backend<M> {
         let counters = &registration.counters;
         counters.rx_packets.add(sent.len() as u64);
         counters.rx_bytes.add(bytes);
-        let reason = if allowed < room { DropReason::ReceiveQuota } else { DropReason::ChannelFull };
+        let reason = match () {
+            () if quota < share => DropReason::ReceiveQuota,
+            () if room == 0 && held == 0 => DropReason::ChannelFull,
+            () => DropReason::ReceiveShare,
+        };
         for frame in dropped {
             counters.count_drop(reason);
             if let Some(buffer) = buffers.at(frame.at) {

@@ -6,6 +6,7 @@ use super::Backend;
 use super::finishing::{Workbench, read_packet};
 use super::outgoing::gather;
 use super::port::Port;
+use super::share::Reach;
 use super::wire::Outgoing;
 use crate::counters::DropReason;
 use crate::ethernet::Addresses;
@@ -95,14 +96,15 @@ impl<M: Memory> Backend<M> {
             let mut bench = std::mem::replace(&mut self.workbench, Workbench(Vec::new()));
             let packet = &mut bench.0[..bytes - TAG_BYTES];
             packet[..HEADER_BYTES].copy_from_slice(&header.to_bytes());
-            let (addresses, rest) = packet[HEADER_BYTES..].split_at_mut(TAG_AT);
-            read_packet(&self.memory, pieces, HEADER_BYTES as u64, addresses);
+            let (own_addresses, rest) = packet[HEADER_BYTES..].split_at_mut(TAG_AT);
+            read_packet(&self.memory, pieces, HEADER_BYTES as u64, own_addresses);
             read_packet(&self.memory, pieces, FRONT_BYTES as u64, rest);
             let mut copied = std::mem::take(&mut self.copied);
             let room = self.put_into_receive_buffers(place, packet, &mut copied);
             self.workbench = bench;
             if room {
-                self.deliver_as_accepted(place, &copied, header, &receivers);
+                let reach = Reach::of_flooded(addresses.is_flooded());
+                self.deliver_as_accepted(place, &copied, header, (&receivers, reach));
             } else {
                 self.drop_for(place, &receivers, DropReason::NoReceiveBuffers);
             }

@@ -28,6 +28,7 @@ mod promises;
 mod rails;
 mod recording;
 mod room;
+mod sharing;
 mod steering;
 mod strangers;
 mod switching;

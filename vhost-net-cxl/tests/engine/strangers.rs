@@ -383,12 +383,15 @@ fn receive_buffers_are_kept_for_who_is_below_its_promise() {
     scene.register(RegistrationObject { rx_quota_buffers: 512, ..registered(1, 1, 5, Active) });
     let receive = RateLimit { minimum_bytes_per_second: Some(1 << 50), ..RateLimit::default() };
     let policy = NicPolicy { receive, ..NicPolicy::default() };
-    scene.register(RegistrationObject { policy, ..registered(2, 2, 5, Active) });
-    // As many as there are; the frontend gives none back.
-    scene.arrive(1, 255);
+    scene.register(RegistrationObject { policy, rx_quota_buffers: 512, ..registered(2, 2, 5, Active) });
+    // Nobody gives anything back. Who is promised something has half of the buffers and more, which is more than its share.
+    scene.arrive(2, 150);
+    assert_eq!(scene.received(1).len(), 150);
+    // The other one gets less than half of the rest: a quarter of all is kept.
+    scene.arrive(1, 100);
     let held = scene.received(0).len();
-    assert_eq!(scene.backend.lease(1).drops, [("kept-for-minimum".to_owned(), 255 - held as u64)].into());
-    assert!((150..200).contains(&held), "{held}");
+    assert_eq!(scene.backend.lease(1).drops, [("kept-for-minimum".to_owned(), 100 - held as u64)].into());
+    assert!((30..45).contains(&held), "{held}");
     scene.arrive(2, 10);
     assert_eq!(scene.received(1).len(), 10);
 }
