@@ -81,9 +81,9 @@ pub struct NicConfig {
     /// 30 s. Zero: never.
     #[serde(default = "reopen_ms_default")]
     pub reopen_ms: u64,
-    /// `af-xdp`: which receive queue of the interface.
+    /// `af-xdp`: the only receive queue of the interface that is the pod's. Without it, all of them are.
     #[serde(default)]
-    pub queue: u32,
+    pub queue: Option<u32>,
     /// `af-xdp`: whether the device is to read and write the pool itself, if its driver can.
     #[serde(default)]
     pub zero_copy: bool,

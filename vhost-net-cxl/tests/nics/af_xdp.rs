@@ -9,6 +9,7 @@ use vhost_net_cxl::nic::{Batch, Nic};
 
 use super::{
     DEADLINE, Stage, Wire, config, frame, has_carrier, in_namespace, link_changes, one, scattered, sh, veth,
+    veth_up,
 };
 
 #[test]
@@ -51,6 +52,55 @@ fn af_xdp_carries_frames_both_ways_and_starts_again() {
             for _ in 0..50 {
                 assert_eq!(wire.receive(), frame(100, 7));
             }
+        }
+    });
+}
+
+/// A UDP frame of a flow of its own.
+fn of_flow(flow: u8) -> Vec<u8> {
+    let mut frame = frame(100, flow);
+    frame[12..38].fill(0);
+    frame[12..15].copy_from_slice(&[8, 0, 0x45]);
+    frame[17] = 86;
+    frame[22..24].copy_from_slice(&[64, 17]);
+    frame[26..34].copy_from_slice(&[10, 9, 0, 1, 10, 9, 0, 2]);
+    frame[34..40].copy_from_slice(&[0x10, flow, 0, 9, 0, 66]);
+    frame
+}
+
+#[test]
+fn af_xdp_receives_from_all_queues_of_its_interface() {
+    const FLOWS: u8 = 64;
+    in_namespace(|| {
+        sh(
+            "ip link add ours numrxqueues 4 numtxqueues 4 type veth peer name peer numrxqueues 4 numtxqueues 4",
+        );
+        veth_up();
+        let wire = Wire::open("peer");
+        // Zero-copy is not to be had here, and asked for all the same.
+        for zero_copy in [false, true] {
+            let mut stage = Stage::new();
+            let text = format!("name='nic0'\ndriver='af-xdp'\ninterface='ours'\nzero-copy={zero_copy}");
+            let mut nic = AfXdpNic::open(&config(&text), &stage.pool).expect("opened");
+            nic.start(&mut stage.buffers).expect("started");
+            let free = stage.buffers.free_count();
+            // The kernel puts flows into queues by what their frames say.
+            for _ in 0..20 {
+                let mut arrived: Vec<u8> = (0..FLOWS)
+                    .map(|flow| {
+                        wire.send(&of_flow(flow));
+                        stage.receive(&mut nic).1[35]
+                    })
+                    .collect();
+                arrived.sort_unstable();
+                assert_eq!(arrived, (0..FLOWS).collect::<Vec<_>>());
+            }
+            let left = stage.buffers.free_count();
+            assert!(left + 64 >= free, "{left} of {free}");
+            let packet = stage.packet([0; 12], &frame(100, 1));
+            assert_eq!(nic.transmit(&one(packet)).expect("sent"), 1);
+            nic.flush().expect("flushed");
+            assert_eq!(wire.receive(), frame(100, 1));
         }
     });
 }

@@ -43,6 +43,10 @@ fn sh(command: &str) {
 /// A veth pair with everything quiet: `ours` for the driver or the bridge, `peer` as the wire's other end.
 fn veth() {
     sh("ip link add ours type veth peer name peer");
+    veth_up();
+}
+
+fn veth_up() {
     for end in ["ours", "peer"] {
         sh(&format!("ethtool -K {end} tso off gso off gro off tx off >/dev/null"));
         sh(&format!("ip link set {end} up"));
@@ -398,6 +402,12 @@ fn what_cannot_be_opened_says_why() {
         assert!(message.contains("no interface eth9"), "{message}");
         let message = open("name='nic0'\ndriver='af-xdp'\ninterface='eth9'");
         assert!(message.contains("no interface eth9"), "{message}");
+        veth();
+        let message = open("name='nic0'\ndriver='af-xdp'\ninterface='ours'\nqueue=1");
+        assert!(
+            message.contains("ours has 1 receive queues") && message.contains("queue in [[nic]]"),
+            "{message}"
+        );
         let message = open("name='nic0'\ndriver='tap'\ninterface='br0'");
         assert!(message.contains("no single-queue TAP device"), "{message}");
         let _first = TapNic::open(&config("name='nic0'\ndriver='tap'\ninterface='tap0'"), &stage.pool);

@@ -1,4 +1,5 @@
-//! An AF_XDP socket whose UMEM is the NIC's receive area in the pool: the kernel itself puts frames there.
+//! AF_XDP sockets whose UMEM is the NIC's receive area in the pool: the kernel itself puts frames there. There is one for
+//! each receive queue of the interface, since a device chooses among them by what a frame says, and what finds no socket is not ours.
 //!
 //! A chunk of the UMEM is one receive buffer. The kernel leaves 256 bytes and our headroom of 12 in front of a frame,
 //! so the virtio-net header, all zero, finds its place exactly at the chunk's fourth cache line. To send, frames are copied
@@ -6,19 +7,20 @@
 #![allow(unsafe_code, reason = "a socket and its address, and copies into the UMEM")]
 
 mod program;
+mod queue;
 mod ring;
 mod socket;
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use cxl_pool::{ByteOffset, Pool};
 use tracing::{info, warn};
 
-use self::program::{Mode, Program};
+use self::program::{Mode, Program, QUEUES_MAX};
+use self::queue::Queue;
 use self::ring::Ring;
-use self::socket::{mmap_offsets, options, promiscuous, set_option, wake_receiver, wake_sender};
+use self::socket::{Binding, mmap_offsets, options, promiscuous, receive_queues, set_option, wake_sender};
 use super::carrier::{CarrierWatch, find};
 use super::netlink::Netlink;
 use super::window::Window;
@@ -32,8 +34,6 @@ const KERNEL_HEADROOM_BYTES: u64 = 256;
 const FRAME_BYTES_MAX: u64 = BUFFER_BYTES as u64 - KERNEL_HEADROOM_BYTES - HEADER_BYTES as u64;
 const ETHERNET_AND_VLAN_BYTES: u64 = 18;
 const MTU_MAX: u64 = FRAME_BYTES_MAX - ETHERNET_AND_VLAN_BYTES;
-const FILL_ENTRIES: u32 = 2048;
-const RECEIVE_ENTRIES: u32 = 2048;
 const TRANSMIT_ENTRIES: u32 = 512;
 /// Chunks that hold frames on their way out.
 const TRANSMIT_CHUNKS: usize = 256;
@@ -41,10 +41,6 @@ const TRANSMIT_CHUNKS: usize = 256;
 const MAX_TRANSMIT_BUDGET: libc::c_int = 9;
 /// So many calls in a turn, if each of them sends something: what else the turn has to do costs as much as many frames.
 const CALLS_PER_TURN: u32 = 8;
-/// A queue stays busy for a moment after its last socket was closed. The worker that waits serves other NICs, too, and opens this one
-/// again later.
-const BUSY_RETRY: Duration = Duration::from_millis(20);
-const BUSY_PAUSE: Duration = Duration::from_millis(5);
 
 /// An interface by AF_XDP.
 pub struct AfXdpNic {
@@ -53,35 +49,34 @@ pub struct AfXdpNic {
     watch: Option<CarrierWatch>,
     interface: String,
     interface_index: u32,
-    queue: u32,
+    /// The only queue to receive from, if the configuration names one.
+    only_queue: Option<u32>,
     wants_zero_copy: bool,
     window: Window,
     // Before the sockets: it is detached first.
     program: Option<Program>,
-    rings: Option<Rings>,
-    socket: OwnedFd,
+    sender: Option<Sender>,
+    /// The first one sends, too.
+    queues: Vec<Queue>,
+    /// Which of them is looked at first.
+    next: usize,
     /// Has the interface hand up what is for instances' addresses, from when it is started.
     promiscuous: Option<OwnedFd>,
     errors: u64,
 }
 
-struct Rings {
-    fill: Ring<u64>,
-    receive: Ring<libc::xdp_desc>,
+struct Sender {
     transmit: Ring<libc::xdp_desc>,
     completion: Ring<u64>,
     /// Where the UMEM begins in the pool.
     umem: u64,
     /// Chunks for sending that are free, as offsets in the UMEM.
     chunks: Vec<u64>,
-    /// Buffers that the kernel has to receive into, or has filled, and how many those may be.
-    lent: usize,
-    lent_max: usize,
     unsent: bool,
 }
 
 impl AfXdpNic {
-    /// Opens a socket; the interface's frames go on to the host until it is started.
+    /// Opens its sockets; the interface's frames go on to the host until it is started.
     pub fn open(config: &NicConfig, pool: &Pool) -> Result<Self, NicError> {
         let nic = &config.name;
         let interface = config.interface();
@@ -94,7 +89,7 @@ impl AfXdpNic {
             );
             return Err(NicError::Config { nic: nic.clone(), problem });
         }
-        let socket = open_socket(nic)?;
+        let queues = open_queues(nic, interface, config.queue)?;
         let identity = Identity {
             name: nic.clone(),
             driver: config.driver,
@@ -113,12 +108,13 @@ impl AfXdpNic {
             watch: None,
             interface: interface.to_owned(),
             interface_index: found.index,
-            queue: config.queue,
+            only_queue: config.queue,
             wants_zero_copy: config.zero_copy,
             window: Window::new(pool),
             program: None,
-            rings: None,
-            socket,
+            sender: None,
+            queues,
+            next: 0,
             promiscuous: None,
             errors: 0,
         })
@@ -132,31 +128,32 @@ impl AfXdpNic {
         umem.len = bytes;
         umem.chunk_size = BUFFER_BYTES;
         umem.headroom = u32::try_from(HEADER_BYTES).expect("twelve");
-        set_option(&self.socket, libc::XDP_UMEM_REG, &umem)
+        set_option(&self.queues[0].socket, libc::XDP_UMEM_REG, &umem)
     }
 
-    fn map_rings(&self, buffers: &ReceiveBuffers) -> io::Result<Rings> {
-        let socket = &self.socket;
-        Ring::<u64>::set_entries(socket, libc::XDP_UMEM_FILL_RING, FILL_ENTRIES)?;
-        Ring::<u64>::set_entries(socket, libc::XDP_UMEM_COMPLETION_RING, TRANSMIT_ENTRIES)?;
-        Ring::<libc::xdp_desc>::set_entries(socket, libc::XDP_RX_RING, RECEIVE_ENTRIES)?;
+    /// Maps the rings of all queues, and those for sending, before any of them is bound.
+    fn map_rings(&mut self, buffers: &mut ReceiveBuffers) -> io::Result<Sender> {
+        // A quarter at most: the area is for receiving.
+        let chunks = TRANSMIT_CHUNKS.min(buffers.len() / 4);
+        let chunks: Vec<_> = std::iter::from_fn(|| buffers.take()).take(chunks).collect();
+        // Half of the area stays with those who receive, and for frames between instances.
+        let lent_max = (buffers.len() / 2 / self.queues.len()).max(1);
+        for queue in &mut self.queues {
+            queue.map(buffers, lent_max)?;
+        }
+        let socket = &self.queues[0].socket;
         Ring::<libc::xdp_desc>::set_entries(socket, libc::XDP_TX_RING, TRANSMIT_ENTRIES)?;
         // A kernel that does not know it is called several times.
         let _ = set_option(socket, MAX_TRANSMIT_BUDGET, &TRANSMIT_ENTRIES);
         let offsets = mmap_offsets(socket)?;
-        let fill_page = libc::off_t::try_from(libc::XDP_UMEM_PGOFF_FILL_RING).map_err(io::Error::other)?;
         let completion_page =
             libc::off_t::try_from(libc::XDP_UMEM_PGOFF_COMPLETION_RING).map_err(io::Error::other)?;
-        Ok(Rings {
-            fill: Ring::map(socket, fill_page, offsets.fr, FILL_ENTRIES)?,
+        let umem = buffers.start();
+        Ok(Sender {
             completion: Ring::map(socket, completion_page, offsets.cr, TRANSMIT_ENTRIES)?,
-            receive: Ring::map(socket, libc::XDP_PGOFF_RX_RING, offsets.rx, RECEIVE_ENTRIES)?,
             transmit: Ring::map(socket, libc::XDP_PGOFF_TX_RING, offsets.tx, TRANSMIT_ENTRIES)?,
-            umem: buffers.start(),
-            chunks: Vec::with_capacity(TRANSMIT_CHUNKS),
-            lent: 0,
-            // Half of the area stays with those who receive, and for frames between instances.
-            lent_max: buffers.len() / 2,
+            umem,
+            chunks: chunks.into_iter().map(|chunk| buffers.offset(chunk).get() - umem).collect(),
             unsent: false,
         })
     }
@@ -168,11 +165,11 @@ impl AfXdpNic {
             Ok(program) => program,
             Err(error) => {
                 warn!(nic, interface, %error, "zero-copy is not to be had: the interface's driver runs no XDP program; frames are copied");
-                return self.bind(false).map(|()| None);
+                return self.bind(Binding::Copy).map(|()| None);
             }
         };
-        self.bind(true)?;
-        if options(&self.socket)? & libc::XDP_OPTIONS_ZEROCOPY == 0 {
+        self.bind(Binding::AsTheKernelCan)?;
+        if options(&self.queues[0].socket)? & libc::XDP_OPTIONS_ZEROCOPY == 0 {
             warn!(
                 nic,
                 interface,
@@ -184,31 +181,11 @@ impl AfXdpNic {
         Ok(Some(program))
     }
 
-    /// Binds the socket, in copy mode or as the kernel can.
-    fn bind(&self, zero_copy: bool) -> io::Result<()> {
-        let family = libc::c_ushort::try_from(libc::AF_XDP).map_err(io::Error::other)?;
-        let address = libc::sockaddr_xdp {
-            sxdp_family: family,
-            sxdp_flags: if zero_copy { 0 } else { libc::XDP_COPY } | libc::XDP_USE_NEED_WAKEUP,
-            sxdp_ifindex: self.interface_index,
-            sxdp_queue_id: self.queue,
-            sxdp_shared_umem_fd: 0,
-        };
-        let bytes = libc::socklen_t::try_from(size_of_val(&address)).expect("a short structure");
-        let give_up = Instant::now() + BUSY_RETRY;
-        loop {
-            // SAFETY: the address lives until the call returns.
-            let result = unsafe { libc::bind(self.socket.as_raw_fd(), (&raw const address).cast(), bytes) };
-            if result == 0 {
-                return Ok(());
-            }
-            let error = io::Error::last_os_error();
-            if error.raw_os_error() != Some(libc::EBUSY) || Instant::now() > give_up {
-                return Err(error);
-            }
-            // Only while a NIC starts, never on the way of a packet.
-            std::thread::sleep(BUSY_PAUSE);
-        }
+    /// Binds the first socket like this, and the others to the same memory.
+    fn bind(&self, binding: Binding<'_>) -> io::Result<()> {
+        let (first, others) = self.queues.split_first().expect("there is one at least");
+        first.bind(self.interface_index, binding)?;
+        others.iter().try_for_each(|queue| queue.bind(self.interface_index, Binding::Shared(&first.socket)))
     }
 
     fn try_to_start(&mut self, buffers: &mut ReceiveBuffers) -> Result<(), NicError> {
@@ -222,56 +199,60 @@ impl AfXdpNic {
             "; may the daemon lock as much memory (LimitMEMLOCK=infinity, or CAP_IPC_LOCK)? driver = \"tap\" needs neither",
         );
         self.register_umem(buffers).map_err(unregistered)?;
-        let mut rings = self.map_rings(buffers).map_err(failed("map the rings of its socket", ""))?;
-        // A quarter at most: the area is for receiving.
-        for _ in 0..TRANSMIT_CHUNKS.min(buffers.len() / 4) {
-            let Some(buffer) = buffers.take() else { break };
-            rings.chunks.push(buffers.offset(buffer).get() - rings.umem);
-        }
-        rings.refill(buffers);
+        let sender = self.map_rings(buffers).map_err(failed("map the rings of its sockets", ""))?;
         let unbound = failed(
-            "bind its socket to the interface",
+            "bind its sockets to the interface",
             "; does another process use this queue? driver = \"tap\" works on any interface",
         );
         let unattached = failed(
             "attach its XDP program",
             "; is another XDP program attached, or CAP_BPF missing? driver = \"tap\" needs neither",
         );
-        let native =
-            if self.wants_zero_copy { self.begin_zero_copy() } else { self.bind(false).map(|()| None) };
+        let native = if self.wants_zero_copy {
+            self.begin_zero_copy()
+        } else {
+            self.bind(Binding::Copy).map(|()| None)
+        };
         let program = match native.map_err(unbound)? {
             Some(program) => program,
             None => Program::attach(self.interface_index, Mode::Generic).map_err(unattached)?,
         };
-        program.direct(self.queue, &self.socket).map_err(failed("direct frames to its socket", ""))?;
+        for queue in &self.queues {
+            program
+                .direct(queue.number, &queue.socket)
+                .map_err(failed("direct frames to its sockets", ""))?;
+        }
         let undisclosed = failed(
             "have its interface receive what is for other addresses",
             "; run as root or with CAP_NET_RAW",
         );
         self.promiscuous = Some(promiscuous(self.interface_index).map_err(undisclosed)?);
         self.program = Some(program);
-        self.rings = Some(rings);
+        self.sender = Some(sender);
         Ok(())
     }
 
     fn send_one(&mut self, copy: impl FnOnce(&Window, *mut u8), bytes: u64) -> bool {
-        let Some(rings) = &mut self.rings else { return false };
-        if rings.chunks.is_empty() {
-            rings.reclaim();
+        let Some(sender) = &mut self.sender else { return false };
+        if sender.chunks.is_empty() {
+            sender.reclaim();
         }
-        if rings.transmit.room() == 0 {
+        if sender.transmit.room() == 0 {
             return false;
         }
-        let Some(chunk) = rings.chunks.pop() else { return false };
-        copy(&self.window, self.window.address(ByteOffset::new(rings.umem + chunk), u64::from(BUFFER_BYTES)));
+        let Some(chunk) = sender.chunks.pop() else { return false };
+        copy(
+            &self.window,
+            self.window.address(ByteOffset::new(sender.umem + chunk), u64::from(BUFFER_BYTES)),
+        );
         let len = u32::try_from(bytes).expect("shorter than a chunk");
-        rings.transmit.put(libc::xdp_desc { addr: chunk, len, options: 0 });
-        rings.unsent = true;
+        sender.transmit.put(libc::xdp_desc { addr: chunk, len, options: 0 });
+        sender.unsent = true;
         true
     }
 }
 
-impl Rings {
+impl Sender {
     /// Takes back the chunks that were sent.
     fn reclaim(&mut self) {
         let mut any = false;
@@ -281,20 +262,6 @@ impl Rings {
         }
         if any {
             self.completion.give_back();
-        }
-    }
-
-    /// Gives the kernel buffers to receive into.
-    fn refill(&mut self, buffers: &mut ReceiveBuffers) {
-        let mut any = false;
-        while self.lent < self.lent_max && self.fill.room() > 0 {
-            let Some(buffer) = buffers.take() else { break };
-            self.fill.put(buffers.offset(buffer).get() - self.umem);
-            self.lent += 1;
-            any = true;
-        }
-        if any {
-            self.fill.publish();
         }
     }
 }
@@ -316,16 +283,14 @@ impl Nic for AfXdpNic {
     }
 
     fn start(&mut self, buffers: &mut ReceiveBuffers) -> Result<(), NicError> {
-        let started = self.try_to_start(buffers);
-        if started.is_err() {
-            // What a socket was given once, its memory and its queue, cannot be given to it again: the next attempt has another one.
-            self.socket = open_socket(&self.identity.name)?;
-        }
-        started
+        // What sockets were given once, their memory and their queues, cannot be given to them again: each attempt has others, as many
+        // as there are queues now.
+        self.queues = open_queues(&self.identity.name, &self.interface, self.only_queue)?;
+        self.try_to_start(buffers)
     }
 
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
-        vec![self.socket.as_fd()]
+        self.queues.iter().map(Queue::descriptor).collect()
     }
 
     fn set_receiver_offloads(&mut self, _offloads: Offloads) -> Result<(), NicError> {
@@ -339,35 +304,35 @@ impl Nic for AfXdpNic {
             let (nic, interface) = (self.identity.name.clone(), self.interface.clone());
             return Err(NicError::NoInterface { nic, interface });
         }
-        let Some(rings) = &mut self.rings else { return Ok(()) };
+        let Some(sender) = &self.sender else { return Ok(()) };
+        let (window, umem) = (&self.window, sender.umem);
         let header = [0u8; HEADER_BYTES];
         let header_bytes = HEADER_BYTES as u64;
-        let before = batch.len();
-        while !batch.is_full() {
-            let Some(descriptor) = rings.receive.take() else { break };
-            rings.lent = rings.lent.saturating_sub(1);
-            let at = ByteOffset::new(rings.umem + descriptor.addr - header_bytes);
-            let address = self.window.address(at, header_bytes + u64::from(descriptor.len));
-            // SAFETY: the range lies within the pool, in a chunk that the kernel has just handed over.
-            unsafe { address.copy_from_nonoverlapping(header.as_ptr(), HEADER_BYTES) };
-            let bytes = descriptor.len + u32::try_from(HEADER_BYTES).expect("twelve");
-            batch.push_piece(Piece { at, bytes });
-            batch.end_frame();
+        let count = self.queues.len();
+        for step in 0..count {
+            let queue = &mut self.queues[(self.next + step) % count];
+            if !batch.is_full() {
+                queue.receive(|descriptor| {
+                    let at = ByteOffset::new(umem + descriptor.addr - header_bytes);
+                    let address = window.address(at, header_bytes + u64::from(descriptor.len));
+                    // SAFETY: the range lies within the pool, in a chunk that the kernel has just handed over.
+                    unsafe { address.copy_from_nonoverlapping(header.as_ptr(), HEADER_BYTES) };
+                    let bytes = descriptor.len + u32::try_from(HEADER_BYTES).expect("twelve");
+                    batch.push_frame(Piece { at, bytes });
+                    !batch.is_full()
+                });
+            }
+            queue.refill(buffers);
         }
-        if batch.len() > before {
-            rings.receive.give_back();
-        }
-        rings.refill(buffers);
-        if rings.fill.needs_wakeup() {
-            wake_receiver(&self.socket);
-        }
+        // One of them alone could fill every batch.
+        self.next = (self.next + 1) % count;
         Ok(())
     }
 
     fn transmit(&mut self, packets: &Batch) -> Result<usize, NicError> {
-        if let Some(rings) = &mut self.rings {
+        if let Some(sender) = &mut self.sender {
             // What was sent last is in the caches.
-            rings.reclaim();
+            sender.reclaim();
         }
         for (sent, packet) in packets.frames().enumerate() {
             let mut header_bytes = HEADER_BYTES as u64;
@@ -415,37 +380,37 @@ impl Nic for AfXdpNic {
     }
 
     fn has_work(&self) -> bool {
-        self.rings.as_ref().is_some_and(|rings| rings.unsent)
+        self.sender.as_ref().is_some_and(|sender| sender.unsent)
     }
 
     fn flush(&mut self) -> Result<(), NicError> {
-        let Some(rings) = &mut self.rings else { return Ok(()) };
-        if !rings.unsent {
+        let Some(sender) = &mut self.sender else { return Ok(()) };
+        if !sender.unsent {
             return Ok(());
         }
-        rings.transmit.publish();
-        if !rings.transmit.needs_wakeup() {
-            rings.unsent = false;
+        sender.transmit.publish();
+        if !sender.transmit.needs_wakeup() {
+            sender.unsent = false;
             return Ok(());
         }
-        let mut left = rings.transmit.outstanding();
+        let mut left = sender.transmit.outstanding();
         for _ in 0..CALLS_PER_TURN {
-            let Err(error) = wake_sender(&self.socket) else {
-                rings.unsent = false;
+            let Err(error) = wake_sender(&self.queues[0].socket) else {
+                sender.unsent = false;
                 return Ok(());
             };
             match error.raw_os_error() {
                 Some(libc::EAGAIN | libc::EBUSY | libc::ENOBUFS | libc::EINTR) => {}
                 // The interface is down; its watch tells.
-                Some(libc::ENETDOWN) if rings.transmit.outstanding() == 0 => {
-                    rings.unsent = false;
+                Some(libc::ENETDOWN) if sender.transmit.outstanding() == 0 => {
+                    sender.unsent = false;
                     return Ok(());
                 }
                 // The kernel keeps what it was told to send until the interface is up again, however late that is. Only with its
                 // socket does it forget that.
                 _ => return Err(system(&self.identity.name, "send by its AF_XDP socket", "", error)),
             }
-            let before = std::mem::replace(&mut left, rings.transmit.outstanding());
+            let before = std::mem::replace(&mut left, sender.transmit.outstanding());
             if left == before {
                 break;
             }
@@ -459,15 +424,23 @@ impl Nic for AfXdpNic {
     }
 }
 
-fn open_socket(nic: &str) -> Result<OwnedFd, NicError> {
-    // SAFETY: no memory is involved.
-    let socket = unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
-    if socket < 0 {
+/// A socket for each receive queue of the interface, or for the one that is named.
+fn open_queues(nic: &str, interface: &str, only: Option<u32>) -> Result<Vec<Queue>, NicError> {
+    let uncounted = |source| system(nic, "count the receive queues of its interface", "", source);
+    let count = receive_queues(interface).map_err(uncounted)?;
+    let numbers = only.map_or(0..count, |queue| queue..queue.saturating_add(1));
+    let problem = if numbers.end > count {
+        format!("{interface} has {count} receive queues, of numbers from 0: correct queue in [[nic]]")
+    } else if numbers.end > QUEUES_MAX {
+        format!(
+            "{interface} has {count} receive queues, more than {QUEUES_MAX}: ethtool -L {interface} combined {QUEUES_MAX}"
+        )
+    } else {
         let hint = "; the kernel needs CONFIG_XDP_SOCKETS and the daemon CAP_NET_RAW; driver = \"tap\" needs neither";
-        return Err(system(nic, "open an AF_XDP socket", hint, io::Error::last_os_error()));
-    }
-    // SAFETY: the kernel has just created this descriptor for us alone.
-    Ok(unsafe { OwnedFd::from_raw_fd(socket) })
+        let failed = |source| system(nic, "open an AF_XDP socket", hint, source);
+        return numbers.map(Queue::open).collect::<io::Result<_>>().map_err(failed);
+    };
+    Err(NicError::Config { nic: nic.to_owned(), problem })
 }
 
 fn system(nic: &str, doing: &'static str, hint: &'static str, source: io::Error) -> NicError {

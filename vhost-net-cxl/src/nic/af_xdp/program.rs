@@ -15,7 +15,7 @@ const ATTACH_XDP: u32 = 37;
 const FLAG_SKB_MODE: u32 = 1 << 1;
 const FLAG_DRIVER_MODE: u32 = 1 << 2;
 /// Queues of one interface that can be told apart.
-const QUEUES_MAX: u32 = 64;
+pub(super) const QUEUES_MAX: u32 = 64;
 /// The largest `bpf_attr` used here; shorter ones are zero behind their end, which the kernel wants.
 const ATTRIBUTE_WORDS: usize = 16;
 
