@@ -58,11 +58,13 @@ impl State {
 }
 
 impl State {
-    /// What a NIC's instances are promised to send and to receive, in bytes per second, but for one of them.
+    /// What a NIC's instances are promised to send and to receive, in bytes per second, but for one of them. Those of its group may have
+    /// to be carried by it alone.
     fn promised_on(&self, nic: &DeviceId, without: Option<LeaseId>) -> [u64; 2] {
+        let rails = self.rails_of(nic);
         let others = self.leases.iter().filter(|(id, _)| Some(**id) != without);
         others.fold([0, 0], |[send, receive], (_, lease)| match &lease.kind {
-            LeaseKind::Nic { active, policy, .. } if active == nic => [
+            LeaseKind::Nic { active, policy, .. } if rails.contains(active) => [
                 send.saturating_add(promised(&policy.transmit)),
                 receive.saturating_add(promised(&policy.receive)),
             ],
@@ -92,10 +94,12 @@ impl State {
         }
     }
 
-    fn check_promises(&self, nic: &DeviceId, policy: &NicPolicy, lease: LeaseId) -> Result<(), Refusal> {
-        if self.can_promise(nic, policy, Some(lease)) {
+    /// Refuses what a NIC, or another one of its group, has not got.
+    fn check_promises(&self, active: &DeviceId, policy: &NicPolicy, lease: LeaseId) -> Result<(), Refusal> {
+        let rails = self.rails_of(active);
+        let Some(nic) = rails.iter().find(|nic| !self.can_promise(nic, policy, Some(lease))) else {
             return Ok(());
-        }
+        };
         let [send, receive] = self.promised_on(nic, Some(lease));
         let detail = format!(
             "{} carries {} B/s each way, of which others are promised {send} to send and {receive} to receive: ask for less, or \

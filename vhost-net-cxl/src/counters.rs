@@ -70,7 +70,7 @@ drop_reasons! {
     Reserved = "reserved-address",
     /// Backend: an instance that is in a VLAN sent a frame with a tag.
     Tagged = "vlan-tag",
-    /// Backend: the instance receives as much as it may.
+    /// The instance receives as much as it may: from a NIC at its backend, from several at the frontend.
     RateLimit = "rate-limit",
     /// Backend: what room is left is kept for instances that have had less than they are promised.
     KeptForOthers = "kept-for-minimum",

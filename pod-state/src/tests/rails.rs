@@ -1,6 +1,7 @@
 //! Leases on several NICs at the same time, which are a link aggregation group.
 
 use pod_protocol::objects::RailState::{self, Down, Gone, Up};
+use pod_protocol::objects::{NicPolicy, RateLimit};
 
 use super::*;
 
@@ -249,4 +250,31 @@ fn what_is_looked_up_of_one_nic_is_what_leans_on_it_among_all() {
     for (id, nic) in all.nics() {
         assert_eq!(state.loads_of(&[id.clone()].into()).get(id), Some(nic), "{id:?}");
     }
+}
+
+#[test]
+fn what_is_promised_is_promised_by_each_nic_of_the_group() {
+    let mut state = pod_with_group();
+    must(&mut state, &with_rails("vm1", 2));
+    // The one goes on with another of them as its first one.
+    let first = nic_lease(&state).active_nic().expect("a NIC").clone();
+    link(&mut state, first.clone(), false);
+    link(&mut state, first.clone(), true);
+    must(&mut state, &with_rails("vm2", 2));
+    let actives: BTreeSet<_> = state.leases.values().filter_map(Lease::active_nic).collect();
+    assert_eq!(actives.len(), 2, "{actives:?}");
+    let speed = state.loads().get(&first).expect("a NIC").speed_mbps;
+    let promise = |name: &str, mbps: u64| {
+        let minimum_bytes_per_second = Some(mbps * 125_000);
+        let limit = RateLimit { minimum_bytes_per_second, ..RateLimit::default() };
+        let policy = NicPolicy { transmit: limit, ..NicPolicy::default() };
+        Command::ChangeNic { instance: name.to_owned(), device: "net0".to_owned(), policy }
+    };
+    must(&mut state, &promise("vm1", speed / 2 + 1));
+    assert_eq!(refused(&mut state, &promise("vm2", speed / 2)).kind, RefusalKind::NoRoom);
+    must(&mut state, &promise("vm2", speed / 4));
+    // Whichever of them is its first one: each may have to carry all of it.
+    must(&mut state, &with_rails("vm3", 2));
+    assert_eq!(refused(&mut state, &promise("vm3", speed / 4)).kind, RefusalKind::NoRoom);
+    must(&mut state, &promise("vm3", speed / 4 - 1));
 }

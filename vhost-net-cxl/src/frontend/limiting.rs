@@ -1,13 +1,43 @@
-//! How much a guest sends, where that is limited.
+//! How much a guest sends, where that is limited, and how much it receives from several NICs at the same time.
 
 use std::time::Instant;
 
 use cxl_pool::Memory;
+use pod_protocol::objects::PortObject;
 
 use super::port::Port;
 use super::transmit::{Budget, Scratch};
+use crate::rate_limit::RateLimiter;
+
+/// Whether a guest has several NICs at the same time, whose backends know nothing of each other: each lets as much pass as the guest may
+/// receive in all, for a flow is on one of them. What all of them let pass is judged here.
+fn has_several_nics(object: &PortObject) -> bool {
+    object.rails.len() > 1
+}
+
+/// How much a guest may receive from all of its NICs, if that is judged here.
+pub(super) fn receive_limit(object: &PortObject) -> Option<RateLimiter> {
+    // What has come meanwhile is looked at together: a shorter burst would be cut.
+    let limiter = || RateLimiter::of_sender(&object.policy.receive, Instant::now());
+    has_several_nics(object).then(limiter).flatten()
+}
+
+/// Whether that is limited otherwise than it was.
+pub(super) fn receives_alike(old: &PortObject, new: &PortObject) -> bool {
+    old.policy.receive == new.policy.receive && has_several_nics(old) == has_several_nics(new)
+}
 
 impl Port {
+    /// Whether the guest may receive one more packet.
+    #[inline]
+    pub(super) fn may_receive(&mut self, now: &mut Option<Instant>) -> bool {
+        self.receive_limit.as_mut().is_none_or(|limiter| {
+            // One look at the clock per look at a channel.
+            limiter.refill(*now.get_or_insert_with(Instant::now));
+            limiter.allowed() > 0
+        })
+    }
+
     /// Takes packets up to the rate that the guest is allowed. Once that is used up, it is asked again when the timer
     /// says so.
     pub(super) fn take_within_limit<M: Memory>(

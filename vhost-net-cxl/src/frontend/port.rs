@@ -16,6 +16,7 @@ use super::announcing::Announcement;
 use super::buffers::TransmitBuffers;
 use super::flow_queues::FlowQueues;
 use super::lending::Stopping;
+use super::limiting::{receive_limit, receives_alike};
 use super::rails::{RailSet, Rails};
 use super::receive::Channel;
 use super::under_way::{UNDER_WAY_MAX, UnderWay};
@@ -61,6 +62,8 @@ pub(super) struct Port {
     pub(super) walks: Walks,
     /// How much the guest may send, if that is limited.
     pub(super) limiter: Option<RateLimiter>,
+    /// How much the guest may receive, if that is limited and judged here.
+    pub(super) receive_limit: Option<RateLimiter>,
     /// What the guest is promised to send, if anything.
     pub(super) minimum: Option<RateLimiter>,
     /// Holds it to its share of the fabric, if it has one.
@@ -97,6 +100,7 @@ impl Port {
         let minimum = RateLimiter::minimum(&object.policy.transmit, Instant::now());
         let mut port = Self {
             rails: Rails::new(&object),
+            receive_limit: receive_limit(&object),
             object,
             counters,
             buffers,
@@ -175,6 +179,9 @@ impl Port {
             self.minimum = RateLimiter::minimum(&object.policy.transmit, Instant::now());
             self.throttled = false;
             self.held_back = 0;
+        }
+        if !receives_alike(old, &object) {
+            self.receive_limit = receive_limit(&object);
         }
         *old = PortObject { tx_area, ram_area, queue_pairs, ..object };
         let drains = self.leaving.is_some() && self.leaving == self.object.draining;

@@ -4,6 +4,8 @@
 //! go back to the backend as soon as they were copied; they hold other instances' frames as well, which is why they
 //! are copied at all.
 
+use std::time::Instant;
+
 use cxl_pool::{ByteOffset, LINE_BYTES, Memory};
 use vhost_frontend::{Chain, ChainWriter, GuestView, Next, Ring};
 use vm_memory::Bytes;
@@ -114,6 +116,8 @@ pub(super) struct Scratch {
     pub(super) dry: Option<(usize, usize)>,
     /// Counts the looks at channels.
     pub(super) look: u64,
+    /// The time of this look, once somebody has asked for it.
+    now: Option<Instant>,
 }
 
 /// Buffers of one guest's receive queue that were filled and that the guest does not see yet.
@@ -130,6 +134,7 @@ impl Scratch {
             filled: Filled { queue: None, used: Vec::with_capacity(FILLED_MAX + CHAINS_MAX) },
             dry: None,
             look: 0,
+            now: None,
         }
     }
 }
@@ -163,6 +168,7 @@ impl<M: Memory> Frontend<M> {
         self.invalidate_arrivals(&inbox[..count]);
         self.receive_scratch.dry = None;
         self.receive_scratch.look += 1;
+        self.receive_scratch.now = None;
         let (all, mut next) = (&inbox[..count], 0);
         let mut ahead = Ahead::default();
         while let Some(words) = all.get(next) {
@@ -249,9 +255,10 @@ impl<M: Memory> Frontend<M> {
         let Some(first) = pieces.first() else { return };
         let id = self.channels[place].end.object().id;
         if let Some(index) = self.by_lease.get(&first.lease) {
-            let port = &self.ports[*index];
+            let port = &mut self.ports[*index];
             let outcome = match whole {
                 Ok(()) if !port.hears_of(id, first.generation) => Err(DropReason::Stale),
+                Ok(()) if !port.may_receive(&mut self.receive_scratch.now) => Err(DropReason::RateLimit),
                 Ok(()) => deliver(&self.memory, &mut self.ports, *index, pieces, &mut self.receive_scratch),
                 Err(reason) => Err(reason),
             };
@@ -259,6 +266,9 @@ impl<M: Memory> Frontend<M> {
             match outcome {
                 Ok(frame_bytes) => {
                     port.counters.count_rx(frame_bytes);
+                    if let Some(limiter) = &mut port.receive_limit {
+                        limiter.charge(1, frame_bytes.into());
+                    }
                     if let Some(pacer) = &mut port.pacer {
                         pacer.charge(frame_bytes.into(), 1);
                     }

@@ -29,7 +29,9 @@ impl<M: Memory> Frontend<M> {
         let Some(index) = self.by_lease.get(&first.lease).copied() else { return 0 };
         let id = self.channels[place].end.object().id;
         let port = &mut self.ports[index];
-        let Some(queue) = port.only_queue().filter(|_| port.hears_of(id, first.generation)) else { return 0 };
+        // Where it is limited, each of them is judged by itself.
+        let together = port.hears_of(id, first.generation) && port.receive_limit.is_none();
+        let Some(queue) = port.only_queue().filter(|_| together) else { return 0 };
         let scratch = &mut self.receive_scratch;
         if scratch.dry == Some((index, queue)) || !port.walks.may_go_on(scratch.look) {
             return 0;

@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use cxl_pool::simulated::{Faults, SimulatedMemory, SimulatedPool, check_seeds};
 use cxl_pool::{CoherenceMode, HostId, Memory};
 use pod_protocol::objects::{
-    Object, PortObject, RailObject, RailState, RegistrationObject, RegistrationState,
+    NicPolicy, Object, PortObject, RailObject, RailState, RateLimit, RegistrationObject, RegistrationState,
 };
+use pod_protocol::telemetry::LeaseTelemetry;
 use vhost_net_cxl::offloads::Offloads;
 
 use crate::echo::{BUFFER_BYTES, frame, mapped_pool};
@@ -137,6 +138,49 @@ fn spread(states: [RailState; 2]) -> PortObject {
     let rail = |number, state| RailObject { route: route(number, 1), state };
     let rails = vec![rail(1, states[0]), rail(2, states[1])];
     PortObject { rails, ..port(1, area(8, 8), route(1, 1), None) }
+}
+
+#[test]
+fn what_a_guest_may_receive_counts_for_all_of_its_nics_together() {
+    let mut pod = Pod::new(5);
+    // Ten at once, and then one a second.
+    let ten = RateLimit { packets_per_second: Some(1), burst_ms: 10_000, ..RateLimit::default() };
+    let limit = |pod: &mut Pod, receive| {
+        let policy = NicPolicy { receive, ..NicPolicy::default() };
+        for (backend, number) in pod.backends.iter_mut().zip([1, 2]) {
+            let policy = policy.clone();
+            backend.apply(Object::Registration(RegistrationObject { policy, ..on_a_rail(number, 1) }));
+        }
+        pod.frontend.apply(Object::Port(PortObject { policy, ..spread([Up, Up]) }));
+    };
+    let arrive = |pod: &mut Pod, each: usize| {
+        for wire in &pod.wires {
+            let frame = |number| [vec![0; 12], from_outside(number)].concat();
+            wire.lock().expect("unpoisoned").arriving.extend((0..each).map(frame));
+        }
+        pod.settle();
+        pod.guest.received(BUFFER_BYTES).len()
+    };
+    limit(&mut pod, ten);
+    let got = arrive(&mut pod, 12);
+    assert!((10..15).contains(&got), "{got} of what two NICs let pass");
+    let drops = |lease: LeaseTelemetry| lease.drops.get("rate-limit").copied().unwrap_or(0);
+    let at_nics: u64 = pod.backends.iter().map(|backend| drops(backend.lease(1))).sum();
+    assert!(at_nics >= 2, "each NIC lets pass no more than the guest may have: {at_nics}");
+    assert_eq!(drops(pod.frontend.lease(1)) + at_nics + got as u64, 24);
+    // Said again, it starts no new burst.
+    limit(&mut pod, ten);
+    assert!(arrive(&mut pod, 5) < 5);
+    limit(&mut pod, RateLimit::default());
+    assert_eq!(arrive(&mut pod, 12), 24);
+}
+
+/// A frame to the guest from elsewhere.
+fn from_outside(number: usize) -> Vec<u8> {
+    let mut frame = frame(u32::try_from(number).expect("small"), 100);
+    frame[..6].copy_from_slice(&mac(1).bytes());
+    frame[6..12].copy_from_slice(&mac(99).bytes());
+    frame
 }
 
 #[test]
