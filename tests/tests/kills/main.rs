@@ -2,12 +2,14 @@
 //! instance that it happened to goes on, and its neighbour on the same host, which has a NIC of its own, loses nothing.
 //!
 //! Stages and victims form a table, through which a run goes in an order that its seed decides; the moment within a stage, and
-//! whether it is a death or an end in order, are the seed's, too. One round takes one case of each stage. After all single
-//! deaths come pairs.
+//! whether it is a death or an end in order, are the seed's, too. One round takes one case of each stage; a run draws its seed and says which.
+//! After all single deaths come pairs.
 
 mod neighbour;
 mod scene;
 
+use std::collections::BTreeSet;
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::time::Duration;
 
 use scene::{End, Scene, Stage, Victim};
@@ -24,28 +26,62 @@ fn random(seed: u64, what: u64, bound: u64) -> u64 {
     (word ^ word >> 31) % bound
 }
 
-/// The cases in their order: stage by stage, and every victim of each before one comes twice.
-fn case(seed: u64, number: u64) -> (Stage, Vec<Victim>, End, Duration) {
+type Case = (Stage, Vec<Victim>, End, Duration);
+
+/// The cases in their order: stage by stage. The first round kills each of those on whom the network hangs, at a stage that the seed
+/// chooses; in those that follow every victim of each stage comes before one comes twice.
+fn case(seed: u64, number: u64) -> Case {
     let stages = Stage::ALL.len() as u64;
-    let (stage, lap) = (Stage::ALL[usize::try_from(number % stages).unwrap()], number / stages);
+    let (place, lap) = (usize::try_from(number % stages).unwrap(), number / stages);
+    let stage = Stage::ALL[place];
+    let moment = Duration::from_millis(random(seed, 2000 + number, stage.longest_ms()));
+    let end = if random(seed, 3000 + number, 3) == 0 { End::InOrder } else { End::Killed };
     let victims = stage.victims();
     let count = victims.len() as u64;
-    let first = random(seed, number % stages, count) + lap;
-    let mut chosen = vec![victims[usize::try_from(first % count).unwrap()]];
-    if lap >= count {
-        let other = victims[usize::try_from(random(seed, 1000 + number, count)).unwrap()];
+    let drawn = random(seed, number % stages, count);
+    let victim = |index: u64| victims[usize::try_from(index % count).unwrap()];
+    let Some(later) = lap.checked_sub(1) else {
+        return match first_round(seed)[place] {
+            Some(victim) => (stage, vec![victim], End::Killed, moment),
+            None => (stage, vec![victim(drawn)], end, moment),
+        };
+    };
+    let mut chosen = vec![victim(drawn + later)];
+    if later >= count {
+        let other = victim(random(seed, 1000 + number, count));
         if other != chosen[0] {
             chosen.push(other);
         }
     }
-    let moment = Duration::from_millis(random(seed, 2000 + number, stage.longest_ms()));
-    let end = if random(seed, 3000 + number, 3) == 0 { End::InOrder } else { End::Killed };
     (stage, chosen, end, moment)
+}
+
+/// Of each stage, who is killed there in the first round, if that is not left to the lot.
+fn first_round(seed: u64) -> Vec<Option<Victim>> {
+    let mut left: Vec<usize> = (0..Stage::ALL.len()).collect();
+    for last in (1..left.len()).rev() {
+        let drawn = random(seed, 4000 + last as u64, last as u64 + 1);
+        left.swap(last, usize::try_from(drawn).unwrap());
+    }
+    let mut chosen = vec![None; left.len()];
+    for victim in Victim::OF_EVERY_ROUND {
+        let at = left.iter().position(|stage| Stage::ALL[*stage].victims().contains(victim)).unwrap();
+        chosen[left.remove(at)] = Some(*victim);
+    }
+    chosen
+}
+
+/// One that nobody has chosen, unless somebody has.
+fn seed() -> u64 {
+    let given = std::env::var(SEED).ok().and_then(|text| text.parse().ok());
+    // Short enough to be typed.
+    given.unwrap_or_else(|| RandomState::new().build_hasher().finish() % 1_000_000)
 }
 
 #[test]
 fn whoever_is_killed_at_whatever_stage_the_rest_goes_on() {
-    let seed = std::env::var(SEED).ok().and_then(|text| text.parse().ok()).unwrap_or(1);
+    let seed = seed();
+    eprintln!("the same again: {SEED}={seed} WADI_ROUNDS={} cargo test -p wadi-tests --test kills", rounds());
     let mut scene = Scene::set_up();
     for number in 0..u64::from(rounds()) * Stage::ALL.len() as u64 {
         let (stage, victims, end, moment) = case(seed, number);
@@ -56,10 +92,31 @@ fn whoever_is_killed_at_whatever_stage_the_rest_goes_on() {
 }
 
 #[test]
+fn one_round_kills_everybody_on_whom_the_network_hangs() {
+    let mut seen = BTreeSet::new();
+    for seed in 0..200 {
+        let cases: Vec<Case> = (0..Stage::ALL.len() as u64).map(|number| case(seed, number)).collect();
+        for victim in Victim::OF_EVERY_ROUND {
+            let killed = |case: &&Case| case.1 == [*victim] && case.2 == End::Killed;
+            let case = cases.iter().find(killed);
+            let case = case.unwrap_or_else(|| panic!("seed {seed}: {victim:?} is not killed in {cases:?}"));
+            seen.insert(format!("{:?} {victim:?}", case.0));
+        }
+        assert!(cases.iter().all(|case| case.0.victims().contains(&case.1[0])), "{cases:?}");
+    }
+    // At every stage, if there are enough rounds.
+    let all = Stage::ALL.iter().flat_map(|stage| stage.victims().iter().map(move |victim| (stage, victim)));
+    let all = all.filter(|(_, victim)| Victim::OF_EVERY_ROUND.contains(victim));
+    assert_eq!(seen, all.map(|(stage, victim)| format!("{stage:?} {victim:?}")).collect());
+}
+
+#[test]
 fn every_victim_has_its_turn_at_every_stage() {
     for seed in 0..5 {
         let most = Stage::ALL.iter().map(|stage| stage.victims().len()).max().unwrap();
-        let cases: Vec<_> = (0..(most * Stage::ALL.len()) as u64).map(|number| case(seed, number)).collect();
+        // Behind the first round.
+        let cases = (1 + most) * Stage::ALL.len();
+        let cases: Vec<Case> = (0..cases as u64).map(|number| case(seed, number)).collect();
         for stage in Stage::ALL {
             for victim in stage.victims() {
                 let found = cases.iter().any(|(at, victims, ..)| at == stage && victims.contains(victim));

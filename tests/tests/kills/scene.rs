@@ -68,6 +68,11 @@ pub(crate) enum End {
     InOrder,
 }
 
+impl Victim {
+    /// Those on whom a guest's network hangs wherever it is. A VMM is missing at one stage, so it comes first where each gets one.
+    pub(crate) const OF_EVERY_ROUND: &[Self] = &[Self::Qemu, Self::Frontend, Self::Backend, Self::Controller];
+}
+
 impl Stage {
     pub(crate) const ALL: &[Self] =
         &[Self::Creation, Self::Boot, Self::Traffic, Self::Failover, Self::NicMove, Self::Migration];
