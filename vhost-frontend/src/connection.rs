@@ -122,11 +122,11 @@ impl Connection {
     }
 
     fn vring(&mut self, index: u32) -> Result<&mut Vring> {
-        let count = self.vrings.len();
+        let (count, hint) = (self.spec.queues, self.spec.queues_hint);
         usize::try_from(index)
             .ok()
             .and_then(|index| self.vrings.get_mut(index))
-            .ok_or_else(|| refused(format!("vring {index} of {count}")))
+            .ok_or_else(|| refused(format!("vring {index} of {count} (counted from 0): {}", hint(count))))
     }
 
     /// Starts the ring if all is known that it needs.

@@ -34,13 +34,14 @@ pub struct DeviceSpec {
     pub name: String,
     /// Virtio feature bits; VIRTIO_F_VERSION_1 and vhost-user's own bit are added.
     pub virtio_features: u64,
-    /// What may be assumed of any driver of today's virtio, whichever features it has acknowledged, if the VMM forgets which. 0
-    /// where VMMs do not.
+    /// What may be assumed of any driver of today's virtio if the VMM forgets which features it has acknowledged. 0 where VMMs do not.
     pub assumed_features: u64,
     /// The configuration space.
     pub config: ConfigSpace,
     /// Number of vrings.
     pub queues: u16,
+    /// What to give a VMM so that it asks for no more than this number of vrings.
+    pub queues_hint: fn(u16) -> String,
     /// The longest vring, a power of two.
     pub queue_size_max: u16,
     /// Record requests in flight, so that a restarted engine resumes them. Not for devices that complete in order.

@@ -160,6 +160,7 @@ impl Device {
             assumed_features: 1 << 32 | 1 << 28,
             config: ConfigSpace::new(vec![1, 2, 3, 4]),
             queues: QUEUES,
+            queues_hint: |count| format!("ask for {count}"),
             queue_size_max: 256,
             inflight: true,
             announces: true,

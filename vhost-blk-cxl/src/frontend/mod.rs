@@ -199,6 +199,11 @@ impl Frontend {
             assumed_features: 0,
             config: shown.config(),
             queues: object.queues,
+            queues_hint: |count| {
+                format!(
+                    "the disk has so many queues (`disk-queues` of the controller): give QEMU's vhost-user-blk-pci num-queues={count}"
+                )
+            },
             queue_size_max: QUEUE_SIZE_MAX,
             inflight: true,
             announces: false,

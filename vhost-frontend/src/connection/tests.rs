@@ -27,6 +27,7 @@ fn connection() -> Connection {
         assumed_features: 0,
         config: ConfigSpace::new(vec![]),
         queues: 1,
+        queues_hint: |count| format!("ask for {count}"),
         queue_size_max: 64,
         inflight: true,
         announces: true,
@@ -66,6 +67,14 @@ fn who_connects_next_finds_nothing_of_its_predecessor() {
     assert!(connection.log.is_none() && connection.inflight.is_none());
     assert_eq!(connection.memory.end(), 0);
     assert!(connection.vrings.iter().all(|vring| !vring.kick_known && !vring.enabled));
+}
+
+#[test]
+fn who_asks_for_more_queues_than_there_are_is_told_how_many_to_ask_for() {
+    let refusal = connection().vring(1).map(drop).unwrap_err();
+    let vhost::vhost_user::Error::ReqHandlerError(error) = refusal else { panic!("{refusal:?}") };
+    let message = error.to_string();
+    assert!(message.contains("vring 1 of 1") && message.contains("ask for 1"), "{message}");
 }
 
 #[test]

@@ -43,6 +43,13 @@ pub fn device_spec(object: &PortObject, pool_file: Option<FileIdentity>) -> Devi
         assumed_features: assumed_features(object),
         config: ConfigSpace::new(config_space(object)),
         queues: 2 * object.queue_pairs,
+        queues_hint: |count| {
+            let pairs = count / 2;
+            format!(
+                "the lease has {pairs} pairs of queues: give QEMU's -netdev vhost-user queues={pairs}, or create the instance with \
+                 --nic queue-pairs= as many as the VMM has"
+            )
+        },
         queue_size_max: QUEUE_SIZE_MAX,
         // Descriptors are returned in order, so the used index says what is done.
         inflight: false,
