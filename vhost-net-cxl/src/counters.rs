@@ -9,6 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use pod_protocol::ids::LeaseId;
 use pod_protocol::telemetry::LeaseTelemetry;
 
+use crate::nic::statistics::DriverTroubles;
+
 /// A number that only grows, written by one thread.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
@@ -176,6 +178,8 @@ pub struct NicCounters {
     pub tx_bytes: Counter,
     /// What the device refused, or did wrong.
     pub errors: Counter,
+    /// What its driver knows of its troubles.
+    pub driver: DriverTroubles,
     frame_faults: [Counter; FrameFault::ALL.len()],
 }
 

@@ -80,7 +80,7 @@ impl<M: Memory> Handler for BackendHandler<M> {
             up: nic.counters.up.load(Ordering::Relaxed),
             reopened: nic.counters.reopened.get(),
             drops: nic.counters.dropped(),
-            troubles: nic.troubles.counts(now).clone(),
+            troubles: nic.troubles.counts(now, &nic.counters.driver).clone(),
             rx_packets: nic.counters.rx_packets.get(),
             rx_bytes: nic.counters.rx_bytes.get(),
             tx_packets: nic.counters.tx_packets.get(),

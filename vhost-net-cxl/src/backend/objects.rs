@@ -105,6 +105,7 @@ impl<M: Memory> Backend<M> {
         let tagging = buffers.set_aside();
         let mut started = port.nic.start(&mut buffers);
         (port.buffers, port.tagging, port.area) = (Some(buffers), tagging, Some(object.rx_area));
+        port.counters.driver.set(port.nic.troubles());
         if started.is_ok()
             && let Some(sources) = sources
         {

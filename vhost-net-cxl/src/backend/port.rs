@@ -195,6 +195,7 @@ impl Port {
 
     /// Has this NIC in the place of the one that failed.
     pub(super) fn replace(&mut self, nic: Box<dyn Nic>) {
+        self.counters.driver.set(nic.troubles());
         self.nic = nic;
         self.refused = 0;
     }

@@ -128,6 +128,10 @@ impl NicConfig {
         })?;
         let problem = match config.driver {
             Driver::Tap | Driver::AfXdp if config.interface.is_none() => "set interface in [[nic]]",
+            Driver::Tap | Driver::AfXdp if config.cache_bypassing => {
+                "cache-bypassing in [[nic]] is for devices that write past the caches of their host, and with the drivers tap and af-xdp the \
+                 kernel, or a device that may leave what it writes in a cache, does not: leave it out"
+            }
             Driver::AfXdp | Driver::Null if config.send_buffer_bytes.is_some() => {
                 "send-buffer-bytes in [[nic]] is for the driver tap: others say by themselves when they are full"
             }
@@ -184,6 +188,8 @@ mod tests {
             ("name='nic0'\ndriver='null'\nsend-buffer-bytes=65536", "for the driver tap"),
             ("name='nic0'\ndriver='tap'\ninterface='t'\nsend-buffer-bytes=0", "nonzero"),
             ("name='nic0'\ndriver='tap'\ninterface='t'\nsend-buffer-bytes=4294967295", "2147483647"),
+            ("name='nic0'\ndriver='tap'\ninterface='t'\ncache-bypassing=true", "leave it out"),
+            ("name='nic0'\ndriver='af-xdp'\ninterface='t'\ncache-bypassing=true", "leave it out"),
             ("name='nic0'\ndriver='null'\nlag=''", "lag"),
             ("name='nic0'\ndriver='null'\nlag='l'\nbackup=true", "backup"),
         ] {

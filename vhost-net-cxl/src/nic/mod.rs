@@ -34,6 +34,7 @@ use cxl_pool::ByteOffset;
 use pod_protocol::ids::MacAddress;
 use pod_protocol::reports::DeviceReport;
 
+use self::statistics::LookAtDriver;
 use crate::backend::receive_buffers::ReceiveBuffers;
 use crate::offloads::Offloads;
 
@@ -344,6 +345,11 @@ pub trait Nic: Send {
     /// Pushes what was transmitted on its way; called once per turn.
     fn flush(&mut self) -> Result<(), NicError> {
         Ok(())
+    }
+
+    /// Looks at what the driver knows of its troubles, if it knows of any that its interface does not count.
+    fn troubles(&self) -> Option<LookAtDriver> {
+        None
     }
 
     /// Packets that the device itself refused, since it was opened.

@@ -5,11 +5,12 @@ use std::time::Instant;
 use cxl_pool::{Area, LineCount, LineOffset};
 use vhost_net_cxl::backend::receive_buffers::{PIECES_MAX, ReceiveBuffers};
 use vhost_net_cxl::nic::af_xdp::AfXdpNic;
+use vhost_net_cxl::nic::statistics::{DriverTroubles, TroubleWatch};
 use vhost_net_cxl::nic::{Batch, Nic};
 
 use super::{
-    DEADLINE, Stage, Wire, config, frame, has_carrier, in_namespace, link_changes, one, scattered, sh, veth,
-    veth_up,
+    DEADLINE, Stage, Wire, config, frame, has_carrier, in_namespace, link_changes, one, scattered, sh,
+    until_counted, veth, veth_up,
 };
 
 #[test]
@@ -222,6 +223,35 @@ fn af_xdp_leaves_buffers_of_a_small_area_to_who_receives() {
         }
         let left = stage.buffers.free_count();
         assert!(left + 64 >= free, "{left} of {free}");
+    });
+}
+
+#[test]
+fn what_finds_no_buffer_of_an_af_xdp_socket_is_counted() {
+    in_namespace(|| {
+        veth();
+        let wire = Wire::open("peer");
+        let mut stage = Stage::new();
+        let area = Area::new(LineOffset::new((8 << 20) / 64), LineCount::new((1 << 20) / 64));
+        stage.buffers = ReceiveBuffers::new(area);
+        let text = "name='nic0'\ndriver='af-xdp'\ninterface='ours'";
+        let mut nic = AfXdpNic::open(&config(text), &stage.pool).expect("opened");
+        nic.start(&mut stage.buffers).expect("started");
+        let driver = DriverTroubles::default();
+        driver.set(nic.troubles());
+        let mut watch = TroubleWatch::new(&config(text));
+        assert_eq!(watch.counts(Instant::now(), &driver)["xdp-fill-ring-empty"], 0);
+        // Half of the 256 buffers are with the kernel, and nobody takes what it filled.
+        for number in 0..200 {
+            wire.send(&frame(100, number));
+        }
+        let counted = until_counted(&mut watch, &driver, "xdp-fill-ring-empty");
+        assert!(counted["xdp-rx-dropped"] >= 1, "{counted:?}");
+        // Its queue is free once it is gone, whoever looks at it.
+        drop(nic);
+        let mut second = Stage::new();
+        let mut nic = AfXdpNic::open(&config(text), &second.pool).expect("opened");
+        nic.start(&mut second.buffers).expect("started");
     });
 }
 

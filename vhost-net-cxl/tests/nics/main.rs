@@ -13,6 +13,7 @@ use cxl_pool::{Area, CoherenceMode, CreateOptions, LineCount, LineOffset, Memory
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 use vhost_net_cxl::backend::receive_buffers::ReceiveBuffers;
 use vhost_net_cxl::nic::af_xdp::AfXdpNic;
+use vhost_net_cxl::nic::statistics::{DriverTroubles, TroubleWatch, Troubles};
 use vhost_net_cxl::nic::tap::TapNic;
 use vhost_net_cxl::nic::{Batch, Nic, NicConfig, Piece};
 use vhost_net_cxl::offloads::Offloads;
@@ -383,6 +384,40 @@ fn a_tap_that_is_taken_down_has_no_link_whatever_its_uplink_has() {
         sh("ip link set peer up");
         let (up, reason) = told.recv_timeout(DEADLINE).expect("told");
         assert!(up && reason.contains("ours"), "{reason}");
+    });
+}
+
+/// Looks until something was counted: then all of it.
+fn until_counted(watch: &mut TroubleWatch, driver: &DriverTroubles, name: &str) -> Troubles {
+    let start = Instant::now();
+    while start.elapsed() < DEADLINE {
+        // A watch looks once per second of the time that it is told.
+        let later = Instant::now() + start.elapsed() * 10_000;
+        let troubles = watch.counts(later, driver);
+        if troubles.get(name).is_some_and(|count| *count > 0) {
+            return troubles.clone();
+        }
+    }
+    panic!("{name} is not counted");
+}
+
+#[test]
+fn what_the_kernel_drops_before_a_tap_that_is_not_read_is_counted_apart_from_its_uplink() {
+    in_namespace(|| {
+        veth();
+        sh("ip link add br0 type bridge stp_state 0 forward_delay 0 mcast_snooping 0 && ip link set br0 up");
+        let stage = Stage::new();
+        let text = config("name='nic0'\ndriver='tap'\ninterface='tap0'\nuplink='ours'");
+        let nic = TapNic::open(&text, &stage.pool).expect("opened");
+        sh("ip link set tap0 txqueuelen 10 && ip link set tap0 master br0 && ip link set ours master br0");
+        let wire = Wire::open("peer");
+        for number in 0..200 {
+            wire.send(&frame(100, number));
+        }
+        let mut watch = TroubleWatch::new(&text);
+        let troubles = until_counted(&mut watch, &DriverTroubles::default(), "tap-tx-dropped");
+        assert_eq!(troubles["tx-dropped"], 0, "its uplink dropped nothing: {troubles:?}");
+        drop(nic);
     });
 }
 

@@ -13,6 +13,7 @@ mod socket;
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::{Arc, Weak};
 
 use cxl_pool::{ByteOffset, Pool};
 use tracing::{info, warn};
@@ -20,9 +21,12 @@ use tracing::{info, warn};
 use self::program::{Mode, Program, QUEUES_MAX};
 use self::queue::Queue;
 use self::ring::Ring;
-use self::socket::{Binding, mmap_offsets, options, promiscuous, receive_queues, set_option, wake_sender};
+use self::socket::{
+    Binding, mmap_offsets, options, promiscuous, receive_queues, set_option, statistics, wake_sender,
+};
 use super::carrier::{CarrierWatch, find};
 use super::netlink::Netlink;
+use super::statistics::LookAtDriver;
 use super::window::Window;
 use super::{Batch, Identity, LinkState, Nic, NicConfig, NicError, OnLinkChange, Piece};
 use crate::backend::receive_buffers::{BUFFER_BYTES, ReceiveBuffers};
@@ -41,6 +45,9 @@ const TRANSMIT_CHUNKS: usize = 256;
 const MAX_TRANSMIT_BUDGET: libc::c_int = 9;
 /// So many calls in a turn, if each of them sends something: what else the turn has to do costs as much as many frames.
 const CALLS_PER_TURN: u32 = 8;
+
+/// One of the numbers that the kernel counts for a socket.
+type Count = fn(&libc::xdp_statistics) -> u64;
 
 /// An interface by AF_XDP.
 pub struct AfXdpNic {
@@ -417,6 +424,33 @@ impl Nic for AfXdpNic {
         }
         // It took what it could: once more in the next turn.
         Ok(())
+    }
+
+    fn troubles(&self) -> Option<LookAtDriver> {
+        // They are closed with the NIC, whoever looks at them.
+        let sockets: Vec<Weak<OwnedFd>> =
+            self.queues.iter().map(|queue| Arc::downgrade(&queue.socket)).collect();
+        Some(Box::new(move |troubles| {
+            let all: Vec<_> = sockets
+                .iter()
+                .filter_map(Weak::upgrade)
+                .filter_map(|socket| statistics(&socket).ok())
+                .collect();
+            // Of a NIC that is gone the last count stays.
+            if all.is_empty() {
+                return;
+            }
+            let counts: [(&str, Count); 5] = [
+                ("xdp-fill-ring-empty", |it| it.rx_fill_ring_empty_descs),
+                ("xdp-rx-dropped", |it| it.rx_dropped),
+                ("xdp-rx-invalid", |it| it.rx_invalid_descs),
+                ("xdp-rx-ring-full", |it| it.rx_ring_full),
+                ("xdp-tx-invalid", |it| it.tx_invalid_descs),
+            ];
+            for (name, count) in counts {
+                troubles.insert(name.to_owned(), all.iter().map(count).sum());
+            }
+        }))
     }
 
     fn errors(&self) -> u64 {

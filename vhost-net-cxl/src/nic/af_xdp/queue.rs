@@ -4,6 +4,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use super::TRANSMIT_ENTRIES;
 use super::ring::Ring;
@@ -18,7 +19,8 @@ pub(super) struct Queue {
     pub(super) number: u32,
     // Before the socket: they are mapped from it.
     rings: Option<Rings>,
-    pub(super) socket: OwnedFd,
+    /// Others may look at it for a moment, to count.
+    pub(super) socket: Arc<OwnedFd>,
 }
 
 struct Rings {
@@ -34,7 +36,7 @@ struct Rings {
 impl Queue {
     /// A queue with a socket that is bound to nothing yet.
     pub(super) fn open(number: u32) -> io::Result<Self> {
-        Ok(Self { number, rings: None, socket: open_socket()? })
+        Ok(Self { number, rings: None, socket: Arc::new(open_socket()?) })
     }
 
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {

@@ -184,6 +184,24 @@ pub(super) fn set_option<T>(socket: &OwnedFd, option: libc::c_int, value: &T) ->
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// What the kernel counts of a socket's troubles.
+pub(super) fn statistics(socket: &OwnedFd) -> io::Result<libc::xdp_statistics> {
+    // SAFETY: plain data for which zeroes are valid.
+    let mut statistics: libc::xdp_statistics = unsafe { std::mem::zeroed() };
+    let mut bytes = libc::socklen_t::try_from(size_of_val(&statistics)).expect("a short structure");
+    // SAFETY: the kernel writes at most `bytes` bytes into the structure.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_XDP,
+            libc::XDP_STATISTICS,
+            (&raw mut statistics).cast(),
+            &raw mut bytes,
+        )
+    };
+    if result == 0 { Ok(statistics) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Where the kernel has laid out the rings in their mappings.
 pub(super) fn mmap_offsets(socket: &OwnedFd) -> io::Result<libc::xdp_mmap_offsets> {
     // SAFETY: plain data for which zeroes are valid.
