@@ -1,6 +1,7 @@
 //! A started vring in the hands of an engine's worker.
 
 mod batch;
+mod earlier;
 #[cfg(test)]
 mod starting_tests;
 

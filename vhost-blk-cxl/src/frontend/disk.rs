@@ -98,8 +98,12 @@ pub(crate) struct Disk<M: Memory> {
     pub(super) under_way: UnderWay,
     pub(super) unflushed: Unflushed,
     pub(super) rings: Vec<Option<Served>>,
+    /// Which of them were served here.
+    known_rings: Vec<bool>,
     /// Those that no guest asked for.
     pub(super) own_flushes: Vec<OwnFlush>,
+    /// Such that wait for a slot, by those who wait for them.
+    pub(super) waiting_flushes: Vec<SyncSender<()>>,
     /// Requests to be sent (again), in order, before any new one is taken.
     pub(super) queued: VecDeque<u16>,
     /// The backend refused the lease's current generation: wait until the controller says something new.
@@ -128,6 +132,7 @@ impl<M: Memory> Disk<M> {
             buffers: BufferArea::new(object.data_area, BUFFER_UNIT_BYTES),
             flushed: Flushed::nothing_of(object.data_area, BUFFER_UNIT_BYTES),
             rings: (0..object.queues).map(|_| None).collect(),
+            known_rings: vec![false; object.queues.into()],
             object,
             counters,
             writeback,
@@ -138,6 +143,7 @@ impl<M: Memory> Disk<M> {
             under_way: UnderWay::none(REQUESTS_MAX),
             unflushed: Unflushed::default(),
             own_flushes: Vec::new(),
+            waiting_flushes: Vec::new(),
             queued: VecDeque::with_capacity(REQUESTS_MAX.into()),
             refused: false,
             blocked: false,
@@ -163,13 +169,20 @@ impl<M: Memory> Disk<M> {
         }
     }
 
-    pub(crate) fn start_ring(&mut self, mut ring: Ring) {
+    /// Serves a ring. True if a predecessor, here or on another host, served it before.
+    pub(crate) fn start_ring(&mut self, mut ring: Ring) -> bool {
         // A chain may be longer than any request that was offered, which is refused then: its status has a place too.
         ring.disable_notifications();
         self.find_in_pool(ring.memory());
         let index = usize::from(ring.index());
+        let inherited = !std::mem::replace(&mut self.known_rings[index], true) && ring.was_used_before();
+        if inherited {
+            // Some of what it wrote may lie in the device's cache still.
+            self.unflushed.written();
+        }
         self.rings[index] = Some(Served { ring, in_flight: 0, unaware: 0, stopping: None });
         self.blocked = false;
+        inherited
     }
 
     /// Lets go of a ring as soon as it may, and says so with its next available index.

@@ -188,10 +188,8 @@ impl Frontend {
         let shown = Shown::new(&object);
         let attachment = Arc::new(Attachment::new(self.reporter.clone()));
         let lease = object.lease;
-        // A replica that was dropped may still fill a buffer, which can be kept aside if it is ours only.
-        let zero_copy = object.replicas.is_empty();
-        let pool_ram =
-            self.pool_file.filter(|_| zero_copy).map(|file| PoolRam { file, leased: object.ram_area });
+        // What its VMM may map, wherever the data go.
+        let pool_ram = self.pool_file.map(|file| PoolRam { file, leased: object.ram_area });
         let spec = DeviceSpec {
             name: format!("{}-{}", object.instance_name, object.device),
             virtio_features: features(&object),
@@ -224,7 +222,8 @@ impl Frontend {
             object: Box::new(object.clone()),
             counters: Arc::clone(&counters),
             writeback: shown.writeback(),
-            pool_ram,
+            // A replica that was dropped may still fill a buffer, which can be kept aside if it is ours only.
+            pool_ram: pool_ram.filter(|_| object.replicas.is_empty()),
         })?;
         if let Some(pacing) = self.meter.pacing(lease) {
             self.pace(lease, Some(pacing))?;

@@ -30,7 +30,10 @@ impl<M: Memory> Disk<M> {
             let _ = done.try_send(());
             return;
         }
-        let Some(index) = self.slots.candidate() else { return };
+        let Some(index) = self.slots.candidate() else {
+            // It is the next to get one.
+            return self.waiting_flushes.push(done);
+        };
         let slot = self.slots.get_mut(index);
         (slot.operation, slot.ring, slot.chain) = (Operation::Flush, NO_RING, Chain::default());
         (slot.place, slot.unaware, slot.force_unit_access, slot.may_unmap) =
@@ -39,6 +42,15 @@ impl<M: Memory> Disk<M> {
         self.slots.take();
         self.own_flushes.push(OwnFlush { index, again: false, done });
         self.queue_own_flush(index);
+    }
+
+    /// Begins those that waited for a slot, as far as there are any now.
+    pub(super) fn begin_waiting_flushes(&mut self) {
+        while self.slots.candidate().is_some()
+            && let Some(done) = self.waiting_flushes.pop()
+        {
+            self.flush(done);
+        }
     }
 
     fn queue_own_flush(&mut self, index: u16) {

@@ -37,6 +37,7 @@ impl<M: Memory> Disk<M> {
         if let Some(pacer) = &mut self.pacer {
             pacer.look();
         }
+        self.begin_waiting_flushes();
         let mut moved = false;
         let mut left = self.queued.len();
         while !self.refused && allowance.messages > 0 && left > 0 {

@@ -56,6 +56,11 @@ impl<M: Memory> SpreadDisk<M> {
         either!(self, it => it.take())
     }
 
+    /// A predecessor served the guest: some of what it wrote may lie in the caches of all places.
+    pub(super) fn inherits(&mut self) {
+        either!(self, it => it.inherits());
+    }
+
     pub(super) fn with_backend(&self, channel: ChannelId) -> u32 {
         either!(self, it => it.with_backend(channel))
     }

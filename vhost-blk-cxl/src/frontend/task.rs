@@ -162,7 +162,11 @@ impl<M: Memory> FrontendTask<M> {
         {
             warn!(%lease, ring = ring.index(), %error, "cannot watch the ring's kick: it is served late");
         }
-        disk.start_ring(ring);
+        if disk.start_ring(ring)
+            && let Some(spread) = self.spread.get_mut(&lease)
+        {
+            spread.inherits();
+        }
     }
 
     fn stop_ring(

@@ -6,10 +6,11 @@ use std::path::Path;
 
 use cxl_pool::simulated::{check_seeds, seeds};
 use cxl_pool::{CreateOptions, HardwareMemory, Pool};
+use vhost_blk_cxl::message::Operation;
 use vhost_blk_cxl::ssd::{FileSsd, Ssd, VolatileCacheOptions};
 
 use crate::TARGET;
-use crate::pod::ram::{Control, RamSsd};
+use crate::pod::ram::{Control, RamSsd, idle_pod};
 use crate::pod::witness::Witness;
 use crate::pod::*;
 
@@ -169,6 +170,96 @@ fn a_late_write_of_a_dead_frontend_does_not_land_on_a_newer_one() {
     assert_eq!(driver.write_sectors(0, &pattern(2, 4096)), OK);
     assert_eq!(driver.read_sectors(0, 4096), pattern(2, 4096));
     assert_eq!(control.bytes(VOLUME_START, 4096), pattern(2, 4096));
+}
+
+/// The frontend ends, and its successor serves the same guest, whose rings hold what they held.
+fn restart_frontend(pod: &mut Pod<HardwareMemory>, driver: &mut Driver) {
+    pod.frontend = None;
+    driver.guest.disconnect();
+    pod.start_frontend();
+    pod.new_lease_generation();
+    pod.apply_volume();
+    pod.new_channel();
+    pod.apply_disk();
+    driver.guest.connect(&pod.socket(), ALL_FEATURES);
+}
+
+/// The driver of a disk whose frontend began anew after these data were written, and not flushed.
+fn written_before(pod: &mut Pod<HardwareMemory>, data: &[u8]) -> Driver {
+    let mut driver = Driver::connected(pod);
+    assert_eq!(driver.write_sectors(8, data), OK);
+    restart_frontend(pod, &mut driver);
+    driver
+}
+
+#[test]
+fn what_an_earlier_frontend_wrote_is_flushed_when_the_cache_is_switched_off() {
+    for seed in 0..8 {
+        let (pool, directory) = (pool(), tempfile::tempdir_in("/dev/shm").unwrap());
+        let path = directory.path().join("ssd.img");
+        let mut pod: Pod<HardwareMemory> =
+            Pod::new(pool.hardware(), pool.hardware(), pool.layout().data().start);
+        pod.start(ssd(&pool, &path, VolatileCacheOptions::new(seed)));
+        let data = pattern(seed, 64 << 10);
+        let mut driver = written_before(&mut pod, &data);
+        driver.guest.set_config(32, &[0]);
+        assert_eq!(driver.guest.config(60)[32], 0);
+        pod.backend = None;
+        let mut found = vec![0; data.len()];
+        let file = File::open(&path).unwrap();
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut found, VOLUME_START + 8 * SECTOR).unwrap();
+        assert!(found == data, "{seed}");
+    }
+}
+
+#[test]
+fn the_guest_hears_that_the_drive_lost_what_an_earlier_frontend_wrote() {
+    let (pool, directory) = (pool(), tempfile::tempdir_in("/dev/shm").unwrap());
+    let path = directory.path().join("ssd.img");
+    let mut pod: Pod<HardwareMemory> = Pod::new(pool.hardware(), pool.hardware(), pool.layout().data().start);
+    pod.start(ssd(&pool, &path, VolatileCacheOptions::new(1)));
+    let mut driver = written_before(&mut pod, &pattern(1, 64 << 10));
+    // By this answer it knows the drive.
+    driver.read_sectors(0, 512);
+    for (turn, told) in [(2, IOERR), (3, OK)] {
+        pod.backend = None;
+        pod.start_backend(ssd(&pool, &path, VolatileCacheOptions::new(turn)));
+        pod.apply_volume();
+        pod.new_channel();
+        assert_eq!(driver.request(T_FLUSH, 0, 0).0, told);
+        // The second time nothing was lost, for all of it was flushed.
+        assert_eq!(driver.request(T_FLUSH, 0, 0).0, OK);
+    }
+}
+
+#[test]
+fn switching_the_cache_off_flushes_also_when_the_disk_has_as_many_requests_as_it_may() {
+    const REQUESTS_MAX: usize = 512;
+    let (mut pod, ssd, control) = idle_pod(71);
+    (pod.disk.queues, pod.slots) = (4, 1024);
+    pod.start(ssd);
+    let mut driver = Driver::new(pod.disk.queues, 512);
+    driver.guest.connect(&pod.socket(), ALL_FEATURES);
+    assert_eq!(driver.write_sectors(0, &pattern(1, 4096)), OK);
+    control.hold(true);
+    let before = control.log().len();
+    // They read the same, so that they may all be where one is.
+    for index in 0..REQUESTS_MAX {
+        driver.offer(index % 4, 1, T_IN, 0, 512);
+    }
+    eventually(|| control.log().len() == before + REQUESTS_MAX);
+    std::thread::scope(|scope| {
+        let answer = scope.spawn(|| {
+            driver.guest.set_config(32, &[0]);
+            driver.guest.config(60)[32]
+        });
+        std::thread::sleep(QUIET);
+        assert!(!answer.is_finished(), "nothing is flushed yet");
+        control.hold(false);
+        assert_eq!(answer.join().unwrap(), 0);
+    });
+    let flushes = control.log().iter().filter(|command| command.operation == Operation::Flush).count();
+    assert_eq!(flushes, 1);
 }
 
 /// From then on the driver flushes no more.

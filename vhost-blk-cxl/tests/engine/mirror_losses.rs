@@ -81,6 +81,29 @@ fn what_the_only_one_in_sync_lost_is_not_left_on_one_that_the_controller_was_tol
     assert_eq!(driver.request(T_FLUSH, 0, 0).0, OK, "the guest knows");
 }
 
+/// What they had not flushed when an earlier frontend ended, the next one does not know.
+#[test]
+fn a_replica_that_lost_what_an_earlier_frontend_wrote_is_not_believed() {
+    let mut pod = MirrorPod::started(38, 2);
+    let mut driver = pod.driver();
+    pod.in_line();
+    assert_eq!(driver.write_sectors(8, &pattern(1, 4096)), OK);
+    driver.guest.disconnect();
+    pod.restart_frontend();
+    driver.guest.connect(&pod.run.sockets().join(&pod.disk.socket), ALL_FEATURES);
+    // By this answer it knows the first one.
+    assert_eq!(driver.read_sectors(8, 4096), pattern(1, 4096));
+    pod.controls[0].lose();
+    driver.write(driver.place(0).data, &pattern(3, 4096));
+    let head = driver.offer(0, 0, T_OUT, 2008, 4096);
+    pod.until(|pod| pod.dropped == 1);
+    assert_eq!(driver.answer(0, 0, head), (OK, 1));
+    pod.in_line();
+    for _ in 0..4 {
+        assert!(driver.read_sectors(8, 4096) == pattern(1, 4096), "the other one has it");
+    }
+}
+
 #[test]
 fn reads_that_show_a_loss_are_not_believed() {
     let mut pod = MirrorPod::started(33, 2);

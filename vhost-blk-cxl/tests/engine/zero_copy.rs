@@ -5,6 +5,9 @@ use std::sync::Arc;
 
 use cxl_pool::simulated::Random;
 use cxl_pool::{Area, ByteOffset, CreateOptions, LineCount, Memory, Pool};
+use pod_protocol::endpoint::Handler;
+use pod_protocol::ids::{ChannelId, PlaceNumber};
+use pod_protocol::objects::{DiskObject, ObjectId, ReplicaObject, Route};
 use vhost_blk_cxl::message::Operation;
 use vhost_blk_cxl::segments::Segment;
 use vhost_frontend::mock::{MockGuest, Piece};
@@ -405,4 +408,33 @@ fn without_a_lease_for_it_memory_in_the_pool_is_refused() {
     let setup = Setup::new(pool, &memory, false);
     let guest = setup.guest_at(setup.ram.start_byte().get());
     assert!(!guest.can_share_memory(&setup.pod.socket()));
+}
+
+/// Its data is copied, but what its VMM maps is the guest's all the same.
+#[test]
+fn nor_may_the_guest_of_a_disk_in_several_places_map_what_is_not_its_own() {
+    for stripe_bytes in [None, Some(64 << 10)] {
+        let pool = pool();
+        let memory = pool.hardware();
+        let mut setup = Setup::new(pool, &memory, true);
+        let DiskObject { lease, route, .. } = setup.pod.disk;
+        setup.pod.frontend.as_mut().unwrap().remove(ObjectId::Disk(lease)).unwrap();
+        let place = |number: u32| ReplicaObject {
+            number,
+            ssd: format!("h{number}/ssd0"),
+            route: Route { channel: ChannelId::new(route.channel.get() + number), ..route },
+            place: PlaceNumber::FIRST,
+            in_sync: true,
+            away: false,
+            leaving: false,
+        };
+        setup.pod.disk.replicas = vec![place(0), place(1)];
+        setup.pod.disk.stripe_bytes = stripe_bytes;
+        setup.pod.apply_disk();
+        let start = setup.ram.start_byte().get();
+        assert!(setup.guest_at(start).can_share_memory(&setup.pod.socket()));
+        for wrong in [0, 4096, start - 4096, start + 4096, setup.pod.data.start_byte().get()] {
+            assert!(!setup.guest_at(wrong).can_share_memory(&setup.pod.socket()), "{wrong:#x}");
+        }
+    }
 }

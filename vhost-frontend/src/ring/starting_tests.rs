@@ -59,6 +59,18 @@ fn a_guest_hears_at_once_of_what_a_predecessor_may_have_completed() {
 }
 
 #[test]
+fn a_ring_that_was_used_before_is_known() {
+    let is_known = |memory, used| ring(memory, used, None).0.was_used_before();
+    assert!(!is_known(guest(0), 0));
+    assert!(!is_known(guest(1), 0), "nobody has taken it");
+    assert!(is_known(guest(1), 1));
+    // As often as it takes for the indices to be what they were.
+    let memory = guest(0);
+    memory.write_obj(1_u32, GuestAddress(USED + 4 + 8 * u64::from(SIZE - 1) + 4)).unwrap();
+    assert!(is_known(memory, 0));
+}
+
+#[test]
 fn a_request_that_was_put_back_is_not_in_flight() {
     let region = Arc::new(MmapRegion::new(region_bytes(1, SIZE)).unwrap());
     let inflight = || InflightQueue::open(Arc::clone(&region), 1, SIZE, 0, SIZE).unwrap();

@@ -154,6 +154,11 @@ impl<M: Memory> MirroredDisk<M> {
         moved
     }
 
+    /// A predecessor served the guest: some of what it wrote may lie in the replicas' caches.
+    pub(crate) fn inherits(&mut self) {
+        self.replicas.iter_mut().for_each(|replica| replica.unflushed.written());
+    }
+
     /// How many requests a channel's backend has.
     pub(crate) fn with_backend(&self, channel: ChannelId) -> u32 {
         let all = self.replicas.iter().chain(&self.departed);

@@ -16,6 +16,11 @@ pub(super) fn in_order(object: &DiskObject) -> Vec<&ReplicaObject> {
 }
 
 impl<M: Memory> StripedDisk<M> {
+    /// A predecessor served the guest: some of what it wrote may lie in the columns' caches.
+    pub(crate) fn inherits(&mut self) {
+        self.columns.iter_mut().for_each(|column| column.unflushed.written());
+    }
+
     /// How many parts a channel's backend has.
     pub(crate) fn with_backend(&self, channel: ChannelId) -> u32 {
         let on = self.columns.iter().filter(|column| column.is_on(channel));
