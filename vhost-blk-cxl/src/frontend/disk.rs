@@ -19,6 +19,7 @@ use super::place::{Finder, Place};
 use super::seldom::Seldom;
 use super::serve::S_IOERR;
 use super::slots::{Slot, Slots, State};
+use super::turn_budget::TurnBudget;
 use super::under_way::UnderWay;
 use super::unflushed::Unflushed;
 use crate::counters::Counters;
@@ -113,6 +114,8 @@ pub(crate) struct Disk<M: Memory> {
     /// Nothing new is taken: as soon as nothing is in flight, the disk becomes a mirrored one.
     pub(super) held: bool,
     pub(super) first_ring: usize,
+    /// What may still be done in this turn.
+    pub(super) budget: TurnBudget,
     /// Warnings of rings that the guest broke.
     pub(super) warnings: Seldom,
     /// Holds it to its share of the fabric, if it has one.
@@ -149,6 +152,7 @@ impl<M: Memory> Disk<M> {
             blocked: false,
             held: false,
             first_ring: 0,
+            budget: TurnBudget::default(),
             warnings: Seldom::default(),
             pacer: None,
         }

@@ -7,12 +7,25 @@ use pod_protocol::objects::ChannelObject;
 
 use super::disk::Allowance;
 use super::task::FrontendTask;
-use crate::message::{Completion, WORDS, Words};
+use super::turn_budget;
+use crate::message::{Completion, Operation, WORDS, Words};
 
 /// Answers taken from a channel per turn.
 pub(super) const RECEIVE_BUDGET: usize = 64;
 /// Requests sent on a channel per turn.
 const SEND_BUDGET: u32 = 64;
+
+/// Requests that a disk may have with a backend however many others have.
+const SHARE_LEAST: u32 = 4;
+
+/// How many more requests a disk may send that has `outstanding` already, where a channel has `room` for so many, of which others want some.
+///
+/// It may have as many as there is still room for (a dynamic threshold, A. K. Choudhury, E. L. Hahne: Dynamic Queue Length Thresholds for
+/// Shared-Memory Packet Switches, 1998). So disks whose device hangs never fill a channel: of n of them each has the (n+1)th part, and as much is
+/// left for those whose device answers.
+fn share_of(room: u32, outstanding: u32, others: bool) -> u32 {
+    if others { room.min(room.max(SHARE_LEAST).saturating_sub(outstanding)) } else { room }
+}
 
 /// A channel to a backend.
 pub(super) struct Channel<M: Memory> {
@@ -36,14 +49,19 @@ impl<M: Memory> FrontendTask<M> {
         let Some(channel) = self.channels.get_mut(&id) else { return false };
         self.completions.clear();
         let mut taken_back = false;
-        let mut of_spread = 0;
+        let (mut of_spread, mut read_bytes) = (0, 0_u64);
+        // What was read is copied to the guests, all of it before anything else is done.
         while self.completions.len() + of_spread < RECEIVE_BUDGET
+            && read_bytes < turn_budget::BYTES
             && let Some(words) = channel.data.receive()
         {
             let Ok(completion) = Completion::decode(&words) else {
                 self.malformed.add(1);
                 continue;
             };
+            if completion.operation == Operation::Read {
+                read_bytes = read_bytes.saturating_add(completion.length_bytes);
+            }
             match self.disks.get(&completion.holder.lease) {
                 // Another backend was asked, or this one before the volume moved on: the request may be under way elsewhere.
                 Some(disk) if disk.object().route.channel != id => disk.counters.stale.add(1),
@@ -109,10 +127,11 @@ impl<M: Memory> FrontendTask<M> {
         for (position, disk) in
             self.disks.values_mut().filter(|disk| disk.object().route.channel == id).enumerate()
         {
+            let may = share_of(room, disk.with_backend(), count > 1);
             // Each its share of what is left, so that one guest cannot keep the others from being served.
-            let share = left.div_ceil(count - u32::try_from(position).unwrap_or(0));
+            let share = left.div_ceil(count - u32::try_from(position).unwrap_or(0)).min(may);
             // Who has had its share goes on in the next turn. Where the channel is full, only an answer makes room.
-            let more = room > share;
+            let more = may > share;
             let mut allowance = Allowance { messages: share, more, outbox: &mut channel.outbox };
             moved |= disk.submit(&mut allowance);
             disk.release_stopped();
@@ -120,10 +139,12 @@ impl<M: Memory> FrontendTask<M> {
             room -= share - allowance.messages;
         }
         for (position, disk) in (plain..).zip(self.spread.values_mut().filter(|disk| disk.uses(id))) {
-            let share = left.div_ceil(count - position);
+            let may = share_of(room, disk.with_backend(id), count > 1);
+            let share = left.div_ceil(count - position).min(may);
             let sent = disk.send(id, share, &mut channel.outbox);
             moved |= sent > 0;
             left -= sent;
+            room -= sent;
         }
         if !channel.outbox.is_empty() {
             // All data before any message that announces it.
@@ -138,5 +159,36 @@ impl<M: Memory> FrontendTask<M> {
             disk.signal();
         }
         moved
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn disks_whose_devices_hang_leave_room_for_others() {
+        const SLOTS: u32 = 8192;
+        for disks in [2, 16, 17, 100, 1000] {
+            let mut has = vec![0; disks];
+            let mut sent = true;
+            while sent {
+                sent = false;
+                for at in 0..disks {
+                    let room = SLOTS - has.iter().sum::<u32>();
+                    let more = share_of(room, has[at], true).min(512 - has[at]).min(1);
+                    has[at] += more;
+                    sent |= more > 0;
+                }
+            }
+            let room = SLOTS - has.iter().sum::<u32>();
+            let least = has.iter().min().copied().unwrap_or(0);
+            assert!(
+                least >= SHARE_LEAST && share_of(room, 0, true) >= SHARE_LEAST,
+                "{disks}: {least}, {room}"
+            );
+            assert!(has.iter().all(|it| *it <= least + 1));
+        }
+        assert_eq!(share_of(64, 0, false), 64, "all of it is for the only one");
     }
 }

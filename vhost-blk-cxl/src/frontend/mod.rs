@@ -9,6 +9,7 @@ mod device;
 mod disk;
 mod exchange;
 mod flushed;
+mod giving_up;
 mod guest_side;
 mod last_look;
 mod mirrored;
@@ -25,6 +26,7 @@ mod spread;
 mod steps;
 mod striped;
 mod task;
+mod turn_budget;
 mod under_way;
 mod unflushed;
 

@@ -170,6 +170,7 @@ impl<M: Memory> Disk<M> {
         slot.place = Place::Buffer(buffer);
         match &self.rings[usize::from(slot.ring)] {
             Some(served) if slot.operation == Operation::Write => {
+                self.budget.copied(slot.length_bytes);
                 copy_in(&self.memory, &served.ring, slot, buffer).map(|()| true)
             }
             _ => Ok(true),

@@ -13,6 +13,7 @@ use super::disk::{Allowance, Disk};
 use super::parse::{HEADER_BYTES, Parsed, Refusal, parse};
 use super::place::Place;
 use super::slots::{Slot, State};
+use super::turn_budget::TurnBudget;
 use crate::message::{Completion, Operation, Request, Status};
 
 /// Requests taken from a ring before the next ring's turn.
@@ -38,9 +39,10 @@ impl<M: Memory> Disk<M> {
             pacer.look();
         }
         self.begin_waiting_flushes();
+        self.budget = TurnBudget::whole();
         let mut moved = false;
         let mut left = self.queued.len();
-        while !self.refused && allowance.messages > 0 && left > 0 {
+        while !self.refused && allowance.messages > 0 && left > 0 && self.budget.is_left() {
             let Some(index) = self.queued.pop_front() else { break };
             left -= 1;
             match self.place_again(index) {
@@ -68,11 +70,11 @@ impl<M: Memory> Disk<M> {
         for turn in 0..self.rings.len() {
             let ring = (self.first_ring + turn) % self.rings.len();
             let mut taken = 0;
-            while taken < RING_BUDGET && self.take_one(ring, allowance) {
+            while taken < RING_BUDGET && self.budget.is_left() && self.take_one(ring, allowance) {
                 taken += 1;
             }
-            moved |= taken > 0;
-            if self.blocked || allowance.messages == 0 && !self.object.failed {
+            moved |= taken > 0 || !self.budget.is_left();
+            if self.blocked || allowance.messages == 0 && !self.object.failed || !self.budget.is_left() {
                 // Who has to wait comes first next time, unless it has just had its turn: of a small share of the fabric the next part is another one's.
                 self.first_ring = (ring + usize::from(taken > 0)) % self.rings.len();
                 return moved;
@@ -112,11 +114,12 @@ impl<M: Memory> Disk<M> {
         slot.unaware = served.unaware > 0;
         served.unaware = served.unaware.saturating_sub(1);
         match next {
-            Ok(Next::Chain) => {}
+            Ok(Next::Chain) => self.budget.walked(slot.chain.walked()),
             Ok(Next::Empty) => return false,
             Ok(Next::Malformed(error)) => {
                 debug!(lease = %self.object.lease, %error, "malformed request");
                 self.counters.malformed.add(1);
+                self.budget.malformed(slot.chain.walked());
                 let Some(status) = served.ring.last_writable(&slot.chain) else {
                     return self.break_off(ring, index, &error.to_string());
                 };
@@ -179,7 +182,10 @@ impl<M: Memory> Disk<M> {
         slot.force_unit_access = operation.writes()
             && !caches_writes(served.ring.features(), self.writeback.load(Ordering::Relaxed));
         let copied = match (operation, slot.place) {
-            (Operation::Write, Place::Buffer(buffer)) => copy_in(&self.memory, &served.ring, slot, buffer),
+            (Operation::Write, Place::Buffer(buffer)) => {
+                self.budget.copied(slot.length_bytes);
+                copy_in(&self.memory, &served.ring, slot, buffer)
+            }
             (Operation::Write, _) => {
                 slot.in_guest(|start, bytes| self.memory.write_back(start, bytes));
                 Ok(())
@@ -213,6 +219,7 @@ impl<M: Memory> Disk<M> {
 
     /// Answers what needs no backend.
     fn answer_here(&mut self, ring: usize, index: u16, parsed: Parsed) -> bool {
+        self.budget.answered();
         if parsed == Parsed::Refused(Refusal::NoStatus) {
             self.counters.malformed.add(1);
             return self.break_off(ring, index, "it has no writable part");
@@ -394,7 +401,7 @@ impl<M: Memory> Disk<M> {
     }
 
     /// Gives the chain of a request back to the guest.
-    fn give_back(&mut self, index: u16, status: Status) {
+    pub(super) fn give_back(&mut self, index: u16, status: Status) {
         let slot = self.slots.get(index);
         let Some(Some(served)) = self.rings.get_mut(usize::from(slot.ring)) else { return };
         // Not longer than the longest request.
@@ -421,41 +428,6 @@ impl<M: Memory> Disk<M> {
         // A ring that cannot be written any more parks itself.
         let _ = served.ring.complete(slot.chain.head(), written);
         served.in_flight -= 1;
-    }
-
-    /// Stops waiting for the requests of some rings: with an I/O error to the guest, or with nothing at all, so that the
-    /// in-flight region keeps them.
-    ///
-    /// Reads straight into guest memory that a backend may have are not answered: told of an error, the guest would use that
-    /// memory for something else, and a device that was only slow would write over it.
-    pub(super) fn give_up_where(&mut self, answer: bool, concerns: impl Fn(u16) -> bool) {
-        for state in [State::Queued, State::Lingering, State::Sent] {
-            let under_way = state != State::Queued;
-            for index in self.slots.in_state(state) {
-                let slot = self.slots.get(index);
-                let ring = slot.ring;
-                let filling = under_way && slot.fills_guest_memory();
-                if !concerns(ring) || answer && filling {
-                    continue;
-                }
-                if answer {
-                    self.counters.ended(self.slots.get(index).operation, Status::IoError, 0);
-                    self.give_back(index, Status::IoError);
-                } else if let Some(Some(served)) = self.rings.get_mut(usize::from(ring)) {
-                    served.in_flight -= 1;
-                }
-                if state != State::Sent {
-                    self.queued.retain(|&queued| queued != index);
-                }
-                if under_way {
-                    self.slots.set_state(index, State::Abandoned);
-                } else {
-                    self.free(index);
-                }
-            }
-        }
-        self.drop_own_flushes();
-        self.signal();
     }
 
     /// Tells the guest about everything that was completed.

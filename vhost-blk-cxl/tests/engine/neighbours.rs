@@ -29,10 +29,16 @@ impl Two {
 
     /// The devices have so many requests while several volumes want them.
     fn with_depth(same_device: bool, queue_depth: u32) -> Self {
+        Self::with(same_device, queue_depth, SLOTS)
+    }
+
+    /// The channel has so many slots.
+    fn with(same_device: bool, queue_depth: u32, slots: u32) -> Self {
         let directory = tempfile::tempdir_in("/dev/shm").unwrap();
         let options = CreateOptions { size_bytes: Some(64 << 20), ..CreateOptions::default() };
         let pool = Pool::create(&directory.path().join("pool"), &options).unwrap();
         let mut pod = Pod::new(pool.hardware(), pool.hardware(), pool.layout().data().start);
+        pod.slots = slots;
         let (control, other) = (Control::new(), Control::new());
         let ram = |control| -> Box<dyn Ssd> {
             Box::new(RamSsd { memory: pool.hardware(), control: Arc::clone(control) })
@@ -148,6 +154,32 @@ fn a_device_that_hangs_stops_only_its_own_disk() {
     two.control.set_depth(usize::MAX);
     two.control.hold(false);
     collect(&mut hung, 24);
+}
+
+/// The channel has not as many slots as the disk has requests.
+#[test]
+fn a_device_that_hangs_leaves_room_in_the_channel_for_the_disks_of_others() {
+    for kind in [T_OUT, T_IN] {
+        let two = Two::with(false, QUEUE_DEPTH, 32);
+        let mut hung = Driver::connected(&two.pod);
+        let mut other = two.driver();
+        two.control.hold(true);
+        offer(&mut hung, 60, kind);
+        eventually(|| two.control.waiting() >= 15);
+        for round in 0..20 {
+            assert_eq!(other.write_sectors(round, &pattern(round, 512)), OK);
+            assert_eq!(other.read_sectors(round, 512), pattern(round, 512));
+        }
+        // As many at once as it may have beside the other one.
+        two.other.hold(true);
+        offer(&mut other, 8, kind);
+        eventually(|| two.other.waiting() == 8);
+        assert_eq!(two.control.waiting(), 16, "half of them, as long as nobody else has any");
+        two.other.hold(false);
+        collect(&mut other, 8);
+        two.control.hold(false);
+        collect(&mut hung, 60);
+    }
 }
 
 #[test]
