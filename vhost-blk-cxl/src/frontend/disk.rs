@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use pod_protocol::objects::DiskObject;
 use vhost_frontend::pacing::{Pacer, Pacing};
 use vhost_frontend::{BufferArea, Chain, ChainWriter, GuestMemory, Next, PoolMap, PoolRam, Ring, StopReason};
 
+use super::device::caches_writes;
 use super::flushed::Flushed;
 use super::own_flush::OwnFlush;
 use super::parse::Shape;
@@ -173,19 +174,24 @@ impl<M: Memory> Disk<M> {
         }
     }
 
-    /// Serves a ring. True if a predecessor, here or on another host, served it before.
+    /// Serves a ring. True if a predecessor served it before, here or on another host, of whose writes some may lie in the device's cache still.
     pub(crate) fn start_ring(&mut self, mut ring: Ring) -> bool {
         // A chain may be longer than any request that was offered, which is refused then: its status has a place too.
         ring.disable_notifications();
         self.find_in_pool(ring.memory());
         let index = usize::from(ring.index());
-        let inherited = !std::mem::replace(&mut self.known_rings[index], true) && ring.was_used_before();
+        let known = std::mem::replace(&mut self.known_rings[index], true);
+        let caches = caches_writes(ring.features(), self.writeback.load(Ordering::Relaxed));
+        let inherited = !known && ring.was_used_before();
         if inherited {
-            // Some of what it wrote may lie in the device's cache still.
             self.unflushed.written();
         }
         self.rings[index] = Some(Served { ring, in_flight: 0, unaware: 0, stopping: None });
         self.blocked = false;
+        if inherited && !caches {
+            // Its driver never will. Nobody waits for it.
+            self.flush(std::sync::mpsc::sync_channel(1).0);
+        }
         inherited
     }
 

@@ -1,4 +1,4 @@
-//! Drives that lose their power under load, by seed: whatever the guest was told is on the medium must be there, and no
+//! Drives that lose their power under load, by seed, and frontends that begin anew between: whatever the guest was told is on the medium must be there, and no
 //! flush may vouch for what is gone.
 
 use std::fs::File;
@@ -31,6 +31,7 @@ struct Seen {
     lost: u64,
     flushes: u64,
     failed_flushes: u64,
+    restarts: u64,
 }
 
 fn run(seed: u64, obeys_flush: bool, write_through: bool) -> Result<Seen, String> {
@@ -44,13 +45,26 @@ fn run(seed: u64, obeys_flush: bool, write_through: bool) -> Result<Seen, String
     if write_through {
         driver.guest.set_config(32, &[0]);
         assert_eq!(driver.guest.config(60)[32], 0);
+        // The controller was told, and tells the next frontend.
+        pod.disk.write_through = true;
     }
     let mut witness = Witness::new(driver, pod.disk.queues, seed.wrapping_mul(0x9e37_79b9));
     witness.write_through = write_through;
     let file = File::open(&path).unwrap();
+    let mut restarts = 0;
     for turn in 1..=POWER_FAILURES {
         let requests = 20 + witness.below(150);
         witness.work(requests)?;
+        if witness.below(3) == 0 {
+            pod.restart_frontend(&mut witness.driver.guest);
+            // It knows the drive by the answers. Without a write cache nothing may be lost from then on that it does not know of.
+            if write_through {
+                witness.flush()?
+            } else {
+                witness.settle()?
+            }
+            restarts += 1;
+        }
         if turn == 1 + seed % POWER_FAILURES {
             // Whatever the threads did until now, there is something that a flush has vouched for.
             witness.flush()?;
@@ -63,22 +77,28 @@ fn run(seed: u64, obeys_flush: bool, write_through: bool) -> Result<Seen, String
     }
     witness.work(50)?;
     witness.settle()?;
-    Ok(Seen { lost: witness.lost, flushes: witness.flushes, failed_flushes: witness.failed_flushes })
+    Ok(Seen {
+        lost: witness.lost,
+        flushes: witness.flushes,
+        failed_flushes: witness.failed_flushes,
+        restarts,
+    })
 }
 
 #[test]
 fn what_was_flushed_outlives_a_power_failure() {
     const COUNT: u64 = 60;
-    let (mut lost, mut flushes, mut failed_flushes) = (0, 0, 0);
+    let (mut lost, mut flushes, mut failed_flushes, mut restarts) = (0, 0, 0, 0);
     check_seeds(TARGET, COUNT, |seed| {
         let seen = run(seed, true, false)?;
         lost += seen.lost;
         flushes += seen.flushes;
         failed_flushes += seen.failed_flushes;
+        restarts += seen.restarts;
         Ok(())
     });
-    // The drive did lose what it may lose, and guests heard of it.
-    assert!(lost > 0 && flushes > 0 && failed_flushes > 0 || seeds(COUNT).count() == 1);
+    // The drive did lose what it may lose, and guests heard of it, also of frontends that had just begun.
+    assert!(lost > 0 && flushes > 0 && failed_flushes > 0 && restarts > 0 || seeds(COUNT).count() == 1);
 }
 
 #[test]
@@ -172,23 +192,11 @@ fn a_late_write_of_a_dead_frontend_does_not_land_on_a_newer_one() {
     assert_eq!(control.bytes(VOLUME_START, 4096), pattern(2, 4096));
 }
 
-/// The frontend ends, and its successor serves the same guest, whose rings hold what they held.
-fn restart_frontend(pod: &mut Pod<HardwareMemory>, driver: &mut Driver) {
-    pod.frontend = None;
-    driver.guest.disconnect();
-    pod.start_frontend();
-    pod.new_lease_generation();
-    pod.apply_volume();
-    pod.new_channel();
-    pod.apply_disk();
-    driver.guest.connect(&pod.socket(), ALL_FEATURES);
-}
-
 /// The driver of a disk whose frontend began anew after these data were written, and not flushed.
 fn written_before(pod: &mut Pod<HardwareMemory>, data: &[u8]) -> Driver {
     let mut driver = Driver::connected(pod);
     assert_eq!(driver.write_sectors(8, data), OK);
-    restart_frontend(pod, &mut driver);
+    pod.restart_frontend(&mut driver.guest);
     driver
 }
 

@@ -10,6 +10,7 @@ mod pod;
 mod column_moves;
 mod column_order;
 mod crash;
+mod failover;
 mod forged;
 mod generations;
 mod hanging;

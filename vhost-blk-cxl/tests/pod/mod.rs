@@ -283,6 +283,19 @@ impl<M: Memory> Pod<M> {
         self.apply_disk();
     }
 
+    /// The frontend ends, and with it the connection to the VMM. Its successor has the lease in a new generation, and is given the guest's
+    /// rings as they are.
+    pub fn restart_frontend(&mut self, guest: &mut MockGuest) {
+        self.frontend = None;
+        guest.disconnect();
+        self.start_frontend();
+        self.new_lease_generation();
+        self.apply_volume();
+        self.new_channel();
+        self.apply_disk();
+        guest.connect(&self.socket(), ALL_FEATURES);
+    }
+
     pub fn frontend_lease(&mut self) -> LeaseTelemetry {
         lease(self.frontend.as_mut().unwrap().telemetry())
     }

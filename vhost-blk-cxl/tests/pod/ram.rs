@@ -124,6 +124,21 @@ impl Control {
         }
     }
 
+    /// Its backend died, and the device goes on with what that had it do: the writes, as where they go and what is to be there.
+    pub fn going_on<M: Memory>(&self, memory: &M) -> Vec<(u64, Vec<u8>)> {
+        let mut state = self.state.lock().unwrap();
+        let writes = state.waiting.drain(..).filter(|given| given.command.operation == Operation::Write);
+        let mut late = Vec::new();
+        for given in writes {
+            given.pieces(|data, place| {
+                let mut bytes = vec![0; place.len()];
+                memory.read(data, &mut bytes);
+                late.push((place.start as u64, bytes));
+            });
+        }
+        late
+    }
+
     pub fn set_depth(&self, depth: usize) {
         self.state.lock().unwrap().depth = depth;
     }
