@@ -20,6 +20,7 @@ use pod_protocol::fence::Fence;
 use pod_protocol::memory_failures;
 use pod_protocol::protocol::Protocol;
 use pod_protocol::reports::{DeviceReport, Join};
+use pod_protocol::volume_table::VolumeTable;
 use pod_protocol::worker::WorkerConfig;
 use tracing::{error, info};
 use vhost_blk_cxl::backend::{Backend, OpenedSsd, device_reports};
@@ -92,6 +93,8 @@ fn run(cli: &Cli, stop: &StopSignal) -> anyhow::Result<Exit> {
 struct Ssds {
     devices: Vec<OpenedSsd>,
     labels: Vec<(String, Label)>,
+    /// Those that have no place for a table, and whose volumes are wiped by their own commands.
+    unwritten: Vec<String>,
     /// Those that could not be opened.
     left_out: Vec<SsdConfig>,
     /// What operators say that they can do, in requests and bytes per second.
@@ -134,6 +137,9 @@ fn open_ssds(config: &HostConfig, pool: &Pool) -> anyhow::Result<Ssds> {
             Ok((device, label)) => {
                 opened.rates.push((ssd.name.clone(), ssd.iops, ssd.bytes_per_second));
                 opened.devices.push(device);
+                if let DriverKind::VhostUser { .. } = ssd.driver {
+                    opened.unwritten.push(ssd.name.clone());
+                }
                 opened.labels.extend(label.map(|label| (ssd.name, label)));
             }
             Err(error) if error.downcast_ref::<OpenError>().is_some_and(|error| !error.may_pass()) => {
@@ -212,6 +218,12 @@ fn reports(opened: &Ssds) -> Vec<DeviceReport> {
         {
             *table = Some(label.table().clone());
             *reserved_bytes = LABEL_BYTES;
+        }
+        if let DeviceReport::Ssd { name, table, .. } = report
+            && opened.unwritten.contains(name)
+        {
+            // What is there, the controller says.
+            *table = Some(VolumeTable::default());
         }
     }
     reports
@@ -300,6 +312,7 @@ fn start<M: Memory>(
         let worker = WorkerConfig::new(&config.run, config.blk.backend_cpu, fence);
         let mut backend = Backend::start(memory, run, worker, doorbell, opened.devices, Some(reporter))?;
         backend.keep_tables(opened.labels);
+        backend.wipe_by_commands(opened.unwritten);
         Box::new(backend)
     })
 }

@@ -181,6 +181,7 @@ impl<M: Memory> BackendTask<M> {
             device: volume.device,
             channel: on,
             channel_generation: channel.object.generation,
+            waited_for: None,
         });
         if log_to_clear.is_some() {
             info!(lease = %volume.object.lease, volume = %volume.object.volume,

@@ -1,11 +1,13 @@
 //! Commands that the devices are working on.
 
+use std::sync::mpsc::SyncSender;
+
 use cxl_pool::{Area, Generation, LineCount};
 use pod_protocol::ids::{ChannelId, LeaseId};
 
 use crate::message::{Operation, Request};
 use crate::segments::Segment;
-use crate::ssd::CommandId;
+use crate::ssd::{CommandId, Outcome};
 
 /// Commands that a device has at a time: one that hangs must leave some for the others.
 const COMMANDS_PER_DEVICE_MAX: u32 = 1024;
@@ -19,9 +21,17 @@ pub(super) struct InFlight {
     pub(super) device: usize,
     pub(super) channel: ChannelId,
     pub(super) channel_generation: Generation,
+    /// Who waits for it, if it is of no frontend.
+    pub(super) waited_for: Option<SyncSender<Outcome>>,
 }
 
 impl InFlight {
+    /// A command that is of no lease and no channel.
+    pub(super) fn of_nobody(request: Request, device: usize, done: SyncSender<Outcome>) -> Self {
+        let (channel, channel_generation) = (ChannelId::new(0), Generation::new(0));
+        Self { request, list: Vec::new(), device, channel, channel_generation, waited_for: Some(done) }
+    }
+
     /// It is ours, and no frontend's: it clears the volume's write-intent log. Of frontends, [`Request::decode`] takes no such
     /// request.
     pub(super) fn clears_log(&self) -> bool {

@@ -3,6 +3,7 @@
 mod allocation;
 mod arrivals;
 pub mod check;
+mod chores;
 mod dispatch;
 mod hanging;
 mod in_flight;
@@ -12,6 +13,7 @@ mod tables;
 mod task;
 mod throttle;
 mod volume;
+mod wiping;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -33,6 +35,7 @@ pub(crate) use self::hanging::Watch;
 pub(crate) use self::sharing::Sharing;
 use self::tables::Tables;
 pub(crate) use self::task::{BackendTask, Device, Message};
+use self::wiping::CommandEraser;
 use crate::counters::{Counter, Counters};
 use crate::ssd::{Geometry, Label, Ssd};
 
@@ -170,6 +173,17 @@ impl Backend {
     pub fn keep_tables(&mut self, labels: Vec<(String, Label)>) {
         for (device, label) in labels {
             self.tables.add(device, label);
+        }
+    }
+
+    /// Wipes what is deleted on these devices, which have no place for a table, by their own commands. To be reported as such with an
+    /// empty table, so that the controller says what is there.
+    pub fn wipe_by_commands(&mut self, names: impl IntoIterator<Item = String>) {
+        for name in names {
+            if let Some(device) = self.devices.iter().position(|device| device.name == name) {
+                let worker = self.worker.clone();
+                self.tables.add_unwritten(name, Arc::new(CommandEraser { worker, device }));
+            }
         }
     }
 

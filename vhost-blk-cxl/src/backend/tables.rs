@@ -4,13 +4,10 @@
 //! the daemon lives, does not wait for one that hangs.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pod_protocol::endpoint::Reporter;
@@ -18,26 +15,52 @@ use pod_protocol::ids::VolumeId;
 use pod_protocol::objects::TableObject;
 use pod_protocol::reports::Report;
 use pod_protocol::volume_table::{VolumeEntry, VolumeTable};
-use rustix::fs::{FallocateFlags, fallocate};
-use rustix::io::Errno;
 use tracing::{error, info, warn};
 
 use super::DRAIN_PATIENCE;
 use super::allocation::{Allocated, Allocation, Place};
+use super::wiping::{Eraser, Wipe, Wiped};
 use crate::ssd::{Label, LabelError, NewTable};
-
-/// Wiped at a time: so often a stop is noticed.
-const WIPE_STEP_BYTES: u64 = 64 << 20;
-const ZEROS_BYTES: usize = 1 << 20;
 
 /// Between attempts to wipe something: twice as long after each that failed.
 const REST_AT_FIRST: Duration = Duration::from_secs(1);
 const REST_MAX: Duration = Duration::from_mins(1);
 
-/// A device that keeps a table of its volumes.
+/// Where a table is.
+enum Home {
+    /// On its device. It says what was written last, until another table is on the medium.
+    Device(Label),
+    /// Here only. It says what the controller wants wiped, and that says it again to a process that begins. Wiped by what the device
+    /// itself can do.
+    Memory(VolumeTable, Arc<dyn Eraser>),
+}
+
+impl Home {
+    fn table(&self) -> &VolumeTable {
+        match self {
+            Self::Device(label) => label.table(),
+            Self::Memory(table, _) => table,
+        }
+    }
+
+    fn label(&self) -> Option<&Label> {
+        match self {
+            Self::Device(label) => Some(label),
+            Self::Memory(..) => None,
+        }
+    }
+
+    fn eraser(&self) -> io::Result<Arc<dyn Eraser>> {
+        Ok(match self {
+            Self::Device(label) => Arc::new(label.file().try_clone()?),
+            Self::Memory(_, eraser) => Arc::clone(eraser),
+        })
+    }
+}
+
+/// A device of whose volumes there is a table.
 struct Kept {
-    /// Says what was written last, until another table is on the medium.
-    label: Label,
+    home: Home,
     writing: Option<Writing>,
     /// The controller has said what is on the device. What was found there may be older than what the controller did since:
     /// the place of a deleted volume may be another one's by now.
@@ -62,8 +85,8 @@ struct Rest {
 }
 
 impl Kept {
-    fn new(label: Label) -> Self {
-        Self { label, writing: None, confirmed: false, wiped: BTreeSet::new(), resting: BTreeMap::new() }
+    fn new(home: Home) -> Self {
+        Self { home, writing: None, confirmed: false, wiped: BTreeSet::new(), resting: BTreeMap::new() }
     }
 
     /// Has the table on the medium, or says why it is not. Whoever is told that it is still being written asks again.
@@ -71,7 +94,14 @@ impl Kept {
         if self.writing.is_some() {
             self.written(Duration::ZERO)?;
         }
-        let prepared = self.label.prepare(table).map_err(|error| error.to_string())?;
+        let label = match &mut self.home {
+            Home::Device(label) => label,
+            Home::Memory(known, _) => {
+                known.clone_from(table);
+                return Ok(());
+            }
+        };
+        let prepared = label.prepare(table).map_err(|error| error.to_string())?;
         let Some(new) = prepared else { return Ok(()) };
         let table = Arc::new(new);
         let (written, answer) = sync_channel(1);
@@ -91,7 +121,9 @@ impl Kept {
         let Some(writing) = self.writing.take() else { return Ok(()) };
         match writing.answer.recv_timeout(patience) {
             Ok(Ok(())) => {
-                self.label.adopt(&writing.table);
+                if let Home::Device(label) = &mut self.home {
+                    label.adopt(&writing.table);
+                }
                 Ok(())
             }
             Ok(Err(error)) => Err(error.to_string()),
@@ -112,14 +144,6 @@ impl Kept {
     }
 }
 
-/// Something that is being wiped.
-struct Wipe {
-    device: String,
-    volume: VolumeId,
-    done: Arc<AtomicBool>,
-    thread: JoinHandle<io::Result<()>>,
-}
-
 /// All tables of a host.
 #[derive(Default)]
 pub(super) struct Tables {
@@ -130,8 +154,14 @@ pub(super) struct Tables {
 }
 
 impl Tables {
+    /// The table lies on its device, a file or a block device.
     pub(super) fn add(&mut self, device: String, label: Label) {
-        self.kept.insert(device, Kept::new(label));
+        self.kept.insert(device, Kept::new(Home::Device(label)));
+    }
+
+    /// There is no place for a table on the device: it is kept here, so that what is deleted is wiped.
+    pub(super) fn add_unwritten(&mut self, device: String, eraser: Arc<dyn Eraser>) {
+        self.kept.insert(device, Kept::new(Home::Memory(VolumeTable::default(), eraser)));
     }
 
     /// Refuses a volume that its device's table does not know: nobody would find it again.
@@ -143,7 +173,7 @@ impl Tables {
         end_bytes: u64,
     ) -> Result<(), String> {
         let Some(kept) = self.kept.get(device) else { return Ok(()) };
-        let known = kept.label.table().volumes.iter().any(|entry| {
+        let known = kept.home.table().volumes.iter().any(|entry| {
             entry.id == id
                 && !entry.deleted
                 && entry.start_bytes == start_bytes
@@ -154,7 +184,7 @@ impl Tables {
 
     /// Where on the device the write-intent log of a volume begins, if it has one.
     pub(super) fn intent_log(&self, device: &str, id: VolumeId) -> Option<u64> {
-        self.kept.get(device)?.label.intent_log(id)
+        self.kept.get(device)?.home.label()?.intent_log(id)
     }
 
     /// What volumes take up, by device; counted in the background now and then.
@@ -162,12 +192,13 @@ impl Tables {
         let kept = &self.kept;
         self.allocation.refresh(Instant::now(), || {
             let on = kept.iter().flat_map(|(device, kept)| {
-                let there = kept.label.table().volumes.iter().filter(|entry| !entry.deleted);
+                let label = kept.home.label();
+                let there = kept.home.table().volumes.iter().filter(|entry| !entry.deleted);
                 there.filter_map(move |entry| {
                     Some(Place {
                         device: device.clone(),
                         volume: entry.id,
-                        file: kept.label.file().try_clone().ok()?,
+                        file: label?.file().try_clone().ok()?,
                         start_bytes: entry.start_bytes,
                         end_bytes: entry.end_bytes(),
                     })
@@ -219,10 +250,10 @@ impl Tables {
                     && !kept.wiped.contains(&entry.id)
                     && !in_use(device, entry.id)
             };
-            let wanted: Vec<VolumeEntry> =
-                kept.label.table().volumes.iter().filter(wanted).cloned().collect();
+            let wanted: Vec<VolumeEntry> = kept.home.table().volumes.iter().filter(wanted).cloned().collect();
             for entry in wanted {
-                match begin(kept.label.file(), device, &entry, &self.stop) {
+                let eraser = kept.home.eraser();
+                match eraser.and_then(|eraser| Wipe::begin(eraser, device, &entry, &self.stop)) {
                     Ok(wipe) => self.wipes.push(wipe),
                     Err(error) => {
                         let pause = kept.rest(entry.id, now);
@@ -234,9 +265,8 @@ impl Tables {
     }
 
     fn collect(&mut self, now: Instant, reporter: Option<&Reporter>) {
-        for wipe in self.wipes.extract_if(.., |wipe| wipe.done.load(Ordering::Acquire)) {
-            let Wipe { device, volume, thread, .. } = wipe;
-            let result = thread.join().unwrap_or_else(|_| Err(io::Error::other("it panicked")));
+        for wipe in self.wipes.extract_if(.., |wipe| wipe.is_done()) {
+            let Wiped { device, volume, result } = wipe.end();
             let Some(kept) = self.kept.get_mut(&device) else { continue };
             match result {
                 Ok(()) => {
@@ -261,57 +291,15 @@ impl Drop for Tables {
         self.stop.store(true, Ordering::Relaxed);
         for wipe in self.wipes.drain(..) {
             // What was not finished is begun again by the next process.
-            let _ = wipe.thread.join();
+            drop(wipe.end());
         }
     }
-}
-
-fn begin(file: &File, device: &str, entry: &VolumeEntry, stop: &Arc<AtomicBool>) -> io::Result<Wipe> {
-    let (file, stop, done) = (file.try_clone()?, Arc::clone(stop), Arc::new(AtomicBool::new(false)));
-    let (start, end, finished) = (entry.start_bytes, entry.end_bytes(), Arc::clone(&done));
-    let thread = std::thread::Builder::new().name("wipe".to_owned()).spawn(move || {
-        let result = wipe(&file, start, end, &stop);
-        finished.store(true, Ordering::Release);
-        result
-    })?;
-    Ok(Wipe { device: device.to_owned(), volume: entry.id, done, thread })
-}
-
-/// Makes a range read as zeros, for good. Gives its space back where that can be done.
-fn wipe(file: &File, start: u64, end: u64, stop: &AtomicBool) -> io::Result<()> {
-    let mut at = start;
-    while at < end {
-        if stop.load(Ordering::Relaxed) {
-            return Err(io::ErrorKind::Interrupted.into());
-        }
-        let bytes = WIPE_STEP_BYTES.min(end - at);
-        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        match fallocate(file, punch, at, bytes) {
-            Ok(()) => {}
-            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL | Errno::NODEV) => {
-                write_zeros(file, at, bytes)?;
-            }
-            Err(errno) => return Err(errno.into()),
-        }
-        at += bytes;
-    }
-    file.sync_data()
-}
-
-fn write_zeros(file: &File, start: u64, bytes: u64) -> io::Result<()> {
-    let zeros = vec![0; ZEROS_BYTES];
-    let mut done = 0;
-    while done < bytes {
-        let step = (ZEROS_BYTES as u64).min(bytes - done);
-        #[allow(clippy::cast_possible_truncation)] // not longer than the zeros
-        file.write_all_at(&zeros[..step as usize], start + done)?;
-        done += step;
-    }
-    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
     use std::path::PathBuf;
     use std::sync::{Condvar, Mutex};
 
@@ -420,7 +408,7 @@ mod tests {
         for _ in 0..8 {
             tables.wipe(now, |_, _| false, None);
             assert_eq!(tables.wipes.len(), 1);
-            eventually(|| tables.wipes[0].done.load(Ordering::Acquire));
+            eventually(|| tables.wipes[0].is_done());
             tables.wipe(now, |_, _| false, None);
             assert!(tables.wipes.is_empty(), "it rests");
             let rest = tables.kept["ssd0"].resting[&VolumeId::new(1)];
@@ -464,25 +452,5 @@ mod tests {
             tables.wipe(Instant::now(), |_, _| false, None);
         }
         tables.apply(&object("ssd0", entry(3, false))).unwrap();
-    }
-
-    #[test]
-    fn a_wiped_range_reads_as_zeros_and_its_neighbours_stay() {
-        let directory = tempfile::tempdir_in("/dev/shm").unwrap();
-        let file = File::options()
-            .read(true)
-            .write(true)
-            .create_new(true)
-            .open(directory.path().join("ssd"))
-            .unwrap();
-        file.write_all_at(&vec![7; 4 << 20], 0).unwrap();
-        wipe(&file, 1 << 20, 3 << 20, &AtomicBool::new(false)).unwrap();
-        let mut read = vec![0; 4 << 20];
-        file.read_exact_at(&mut read, 0).unwrap();
-        assert!(read.iter().enumerate().all(|(at, &byte)| (byte == 0) == (1 << 20..3 << 20).contains(&at)));
-        write_zeros(&file, 0, (1 << 20) + 5).unwrap();
-        file.read_exact_at(&mut read, 0).unwrap();
-        assert!(read[..1 << 20].iter().all(|&byte| byte == 0) && read[3 << 20] == 7);
-        assert!(wipe(&file, 0, 4 << 20, &AtomicBool::new(true)).is_err(), "it was told to stop");
     }
 }

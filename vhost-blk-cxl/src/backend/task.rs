@@ -21,6 +21,7 @@ use rustix::time::{
 use tracing::{error, info, warn};
 
 use super::arrivals::Arrivals;
+use super::chores::Chore;
 use super::hanging::Watch;
 use super::in_flight::Commands;
 use super::sharing::Sharing;
@@ -56,6 +57,8 @@ pub(crate) enum Message {
     TellEnd { lease: LeaseId, device: usize, over: Arc<AtomicBool> },
     /// Some time has passed: look for devices that keep a command for longer than they may.
     Tick,
+    /// Have a device do this, for no lease.
+    Chore(Chore),
     /// Answered when nothing is in flight on an area and it was flushed.
     Scrub(Area, Reply<Result<(), String>>),
 }
@@ -97,6 +100,8 @@ pub(crate) struct BackendTask<M: Memory> {
     pub(super) volumes: BTreeMap<PlaceId, Volume>,
     pub(super) commands: Commands,
     pub(super) arrivals: Arrivals,
+    /// Those that have yet to begin.
+    pub(super) chores: VecDeque<Chore>,
     removals: Vec<(LeaseId, usize, Reply<()>)>,
     endings: Vec<(LeaseId, usize, Arc<AtomicBool>)>,
     scrubs: Vec<(Area, Reply<Result<(), String>>)>,
@@ -128,6 +133,7 @@ impl<M: Memory> BackendTask<M> {
             volumes: BTreeMap::new(),
             commands: Commands::new(devices.len()),
             arrivals: Arrivals::default(),
+            chores: VecDeque::new(),
             removals: Vec::new(),
             endings: Vec::new(),
             scrubs: Vec::new(),
@@ -282,6 +288,11 @@ impl<M: Memory> BackendTask<M> {
     /// A command ended: its data goes out of our cache, its frontend is told with the next [`BackendTask::answer`].
     fn end(&mut self, finished: Finished) {
         let Some(command) = self.commands.take(finished.id) else { return };
+        if let Some(done) = command.waited_for {
+            // Nobody may want to hear it any more.
+            let _ = done.try_send(finished.outcome);
+            return;
+        }
         let request = command.request;
         let lease = request.holder.lease;
         let mut volume = None;
@@ -394,6 +405,7 @@ impl<M: Memory> Task for BackendTask<M> {
                 self.endings.push((lease, device, over));
                 self.confirm();
             }
+            Message::Chore(chore) => self.chores.push_back(chore),
             Message::Tick => {
                 // What has ended while we were the ones who hung.
                 self.reap();
@@ -423,6 +435,7 @@ impl<M: Memory> Task for BackendTask<M> {
             }
             next = self.channels.range((Bound::Excluded(id), Bound::Unbounded)).next().map(|(&id, _)| id);
         }
+        moved |= self.begin_chores();
         moved |= self.dispatch();
         for device in &mut self.devices {
             device.ssd.kick();

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+use super::vhost_user::RECONNECT_PATIENCE;
 use crate::backend::QUEUE_DEPTH;
 
 /// One device, as configured.
@@ -41,6 +42,8 @@ pub enum DriverKind {
     VhostUser {
         /// The program's socket.
         socket: PathBuf,
+        /// How long it is waited for when it is gone.
+        patience: Duration,
     },
     /// Takes everything and gives nothing, for benchmarks.
     Null {
@@ -95,6 +98,7 @@ struct Table {
     volatile_cache: Option<u64>,
     #[serde(default)]
     request_timeout_ms: u64,
+    reconnect_ms: Option<u64>,
     iops: Option<u64>,
     bandwidth: Option<Size>,
     queue_depth: Option<NonZeroU32>,
@@ -155,7 +159,9 @@ impl SsdConfig {
                 DriverKind::File { path, size_bytes, volatile_cache: table.volatile_cache }
             }
             Driver::VhostUser => {
-                DriverKind::VhostUser { socket: table.path.ok_or_else(|| needs("vhost-user", "path"))? }
+                let socket = table.path.ok_or_else(|| needs("vhost-user", "path"))?;
+                let patience = table.reconnect_ms.map_or(RECONNECT_PATIENCE, Duration::from_millis);
+                DriverKind::VhostUser { socket, patience }
             }
             Driver::Null => DriverKind::Null { size_bytes: size_bytes.ok_or_else(|| needs("null", "size"))? },
         };
@@ -220,6 +226,18 @@ mod tests {
         assert_eq!((ssds[0].queue_depth, ssds[1].queue_depth), (QUEUE_DEPTH, 32));
         assert_eq!((ssds[0].iops, ssds[1].iops), (None, Some(90_000)));
         assert_eq!((ssds[0].bytes_per_second, ssds[1].bytes_per_second), (None, Some(2 << 30)));
+    }
+
+    #[test]
+    fn how_long_a_target_is_waited_for_is_read() {
+        let table =
+            |more: &str| format!("[[ssd]]\nname = \"a\"\ndriver = \"vhost-user\"\npath = \"/x\"\n{more}");
+        for (more, patience) in
+            [("", RECONNECT_PATIENCE), ("reconnect-ms = 1500", Duration::from_millis(1500))]
+        {
+            let driver = DriverKind::VhostUser { socket: "/x".into(), patience };
+            assert_eq!(parse(&table(more)).unwrap()[0].driver, driver);
+        }
     }
 
     #[test]

@@ -146,7 +146,9 @@ pub fn open(config: &SsdConfig, pool: &Pool, losses: Option<PathBuf>) -> Result<
             let cache = VolatileCacheOptions::new(*seed);
             Box::new(FileSsd::open_volatile(&config.name, path, *size_bytes, pool, cache)?)
         }
-        DriverKind::VhostUser { socket } => Box::new(VhostUserSsd::connect(&config.name, socket, pool)?),
+        DriverKind::VhostUser { socket, patience } => {
+            Box::new(VhostUserSsd::connect(&config.name, socket, pool)?.waiting_for(*patience))
+        }
         DriverKind::Null { size_bytes } => Box::new(NullSsd::new(*size_bytes)),
     })
 }

@@ -7,11 +7,16 @@ use std::process::{Child, Command as Process, Stdio};
 use std::time::{Duration, Instant};
 
 use cxl_pool::{Area, ByteOffset, CreateOptions, HardwareMemory, Memory, Pool};
+use pod_protocol::endpoint::{Handler, Reporter};
+use pod_protocol::objects::{Object, ObjectId, TableObject};
+use pod_protocol::reports::Report;
+use pod_protocol::volume_table::{VolumeEntry, VolumeTable};
 use rustix::event::{PollFd, PollFlags, poll};
 use vhost_blk_cxl::message::Operation;
 use vhost_blk_cxl::segments::Segment;
 use vhost_blk_cxl::ssd::{Command, CommandId, Finished, Full, OpenError, Outcome, Ssd, VhostUserSsd};
 
+use crate::pod::witness::Witness;
 use crate::pod::{Driver, OK, PATIENCE, Pod, T_FLUSH, VOLUME_BYTES, VOLUME_START, eventually, pattern};
 
 const MIB: u64 = 1 << 20;
@@ -85,15 +90,7 @@ struct Bench {
 impl Bench {
     fn connect(target: &Target) -> Self {
         let pool = pool();
-        let began = Instant::now();
-        let ssd = loop {
-            // The socket is there a moment before someone listens.
-            match VhostUserSsd::connect("ssd0", &target.socket, &pool) {
-                Ok(ssd) => break ssd,
-                Err(error) => assert!(began.elapsed() < PATIENCE, "{error}"),
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        };
+        let ssd = connect(target, &pool);
         Self { memory: pool.hardware(), data: pool.layout().data(), ssd }
     }
 
@@ -235,9 +232,10 @@ fn data_in_several_places_reaches_the_target() {
 }
 
 #[test]
-fn a_target_that_dies_fails_what_it_had_and_everything_after() {
+fn a_target_that_does_not_come_back_fails_what_it_had_and_everything_after() {
     let mut target = Target::start(8 * MIB, ",writable=on");
     let mut bench = Bench::connect(&target);
+    bench.ssd = bench.ssd.waiting_for(Duration::ZERO);
     let read = bench.command(0, Operation::Read, 0, 4096);
     assert_eq!(bench.run(read), Outcome::Done);
     target.kill();
@@ -248,6 +246,80 @@ fn a_target_that_dies_fails_what_it_had_and_everything_after() {
     assert!(bench.finish(10).iter().all(|done| done.outcome == Outcome::Failed));
     assert!(bench.ssd.failure().is_some_and(|reason| reason.contains("closed")));
     assert_eq!(bench.run(read), Outcome::Failed);
+}
+
+/// Reaps until the driver has noticed that the target is gone, which it says by nothing: its event is not readable then.
+fn until_noticed(bench: &mut Bench) {
+    let mut finished = Vec::new();
+    eventually(|| {
+        bench.ssd.reap(&mut finished);
+        let mut fds = [PollFd::from_borrowed_fd(bench.ssd.event().unwrap(), PollFlags::IN)];
+        poll(&mut fds, Some(&rustix::event::Timespec::default())) == Ok(0)
+    });
+    assert!(finished.is_empty(), "{finished:?}");
+}
+
+#[test]
+fn what_a_target_had_is_done_by_the_next_one() {
+    const WRITABLE: &str = ",writable=on";
+    let mut target = Target::start(8 * MIB, WRITABLE);
+    let mut bench = Bench::connect(&target);
+    let verifier = bench.ssd.write_verifier();
+    target.kill();
+    let data = |id: u32| pattern(id.into(), 64 << 10);
+    let submit = |bench: &mut Bench, id: u32| {
+        let mut command = bench.command(id, Operation::Write, u64::from(id) << 17, 64 << 10);
+        command.force_unit_access = id % 2 == 0;
+        bench.memory.write(command.data, &data(id));
+        bench.ssd.submit(command).unwrap();
+        bench.ssd.kick();
+    };
+    // Some before it is known that the target is gone, and some after.
+    (0..20).for_each(|id| submit(&mut bench, id));
+    until_noticed(&mut bench);
+    (20..40).for_each(|id| submit(&mut bench, id));
+    assert_eq!((bench.ssd.failure(), bench.ssd.write_verifier()), (None, verifier));
+    target.restart(WRITABLE);
+    let finished = bench.finish(40);
+    assert!(finished.iter().all(|done| done.outcome == Outcome::Done), "{finished:?}");
+    assert_ne!(bench.ssd.write_verifier(), verifier, "what was not flushed before may be lost");
+    for id in 0..40_u32 {
+        let mut found = vec![0; 64 << 10];
+        target.file.read_exact_at(&mut found, u64::from(id) << 17).unwrap();
+        assert!(found == data(id), "{id}");
+    }
+    // A disk that is smaller is not the one that it was.
+    bench.ssd = bench.ssd.waiting_for(Duration::ZERO);
+    target.kill();
+    target.file.set_len(MIB).unwrap();
+    target.restart(WRITABLE);
+    // It listens by now.
+    drop(connect(&target, &pool()));
+    let read = bench.command(0, Operation::Read, 0, 4096);
+    assert_eq!(bench.run(read), Outcome::Failed);
+    assert!(bench.ssd.failure().is_some_and(|reason| reason.contains("the right one")));
+}
+
+/// Its guest sees nothing of it but flushes that fail, since its write cache may be gone.
+#[test]
+fn a_target_begins_anew_under_load() {
+    const WRITABLE: &str = ",writable=on";
+    let mut target = Target::start(VOLUME_START + VOLUME_BYTES, WRITABLE);
+    let pool = pool();
+    let mut pod: Pod<HardwareMemory> = Pod::new(pool.hardware(), pool.hardware(), pool.layout().data().start);
+    pod.start(Box::new(connect(&target, &pool)));
+    let mut witness = Witness::new(Driver::connected(&pod), pod.disk.queues, 5);
+    for _ in 0..5 {
+        witness.work(100).unwrap();
+        target.kill();
+        witness.power_failed(&target.file, VOLUME_START).unwrap();
+        target.restart(WRITABLE);
+        witness.work(100).unwrap();
+        witness.flush().unwrap();
+    }
+    assert!(witness.failed_flushes > 0, "it is said what may be gone");
+    witness.settle().unwrap();
+    witness.power_failed(&target.file, VOLUME_START).unwrap();
 }
 
 /// What it had not flushed is gone with it.
@@ -276,18 +348,68 @@ fn targets_that_will_not_do_are_refused() {
     assert!(matches!(VhostUserSsd::connect("ssd0", &nowhere, &pool()), Err(OpenError::Io { .. })));
 }
 
+/// Whoever gets its place sees nothing of it, and its neighbour keeps what it has.
+#[test]
+fn a_deleted_volume_is_wiped_by_commands_of_the_target() {
+    let target = Target::start(VOLUME_START + VOLUME_BYTES + MIB, ",writable=on");
+    let size = (VOLUME_START + VOLUME_BYTES + MIB) as usize;
+    target.file.write_all_at(&vec![7; size], 0).unwrap();
+    let pool = pool();
+    let ssd = connect(&target, &pool);
+    let mut pod: Pod<HardwareMemory> = Pod::new(pool.hardware(), pool.hardware(), pool.layout().data().start);
+    let reporter = Reporter::new().unwrap();
+    pod.reporter = Some(reporter.clone());
+    pod.start_backend(Box::new(ssd));
+    let (volume, id) = (pod.volume.volume, pod.volume.id());
+    let table = |deleted| {
+        let entry = VolumeEntry {
+            id: volume,
+            name: "vol0".to_owned(),
+            start_bytes: VOLUME_START,
+            size_bytes: VOLUME_BYTES,
+            deleted,
+            mirror: None,
+            stripe: None,
+        };
+        Object::Table(TableObject { ssd: "ssd0".to_owned(), table: VolumeTable { volumes: vec![entry] } })
+    };
+    let backend = pod.backend.as_mut().unwrap();
+    backend.wipe_by_commands(["ssd0".to_owned()]);
+    let refused = backend.apply(Object::Volume(pod.volume.clone())).unwrap_err();
+    assert!(refused.contains("not in the table"), "{refused}");
+    backend.apply(table(false)).unwrap();
+    backend.apply(Object::Volume(pod.volume.clone())).unwrap();
+    backend.apply(table(true)).unwrap();
+    backend.remove(ObjectId::Volume(id)).unwrap();
+    let wiped = |it: Report| matches!(it, Report::VolumeWiped { device, volume: of } if device == "ssd0" && of == volume);
+    eventually(|| {
+        // It is what has it look for what was wiped.
+        backend.telemetry();
+        reporter.take().into_iter().any(wiped)
+    });
+    let mut found = vec![0; size];
+    target.file.read_exact_at(&mut found, 0).unwrap();
+    let of_volume = VOLUME_START as usize..(VOLUME_START + VOLUME_BYTES) as usize;
+    assert!(found.iter().enumerate().all(|(at, &byte)| byte == if of_volume.contains(&at) { 0 } else { 7 }));
+}
+
+fn connect(target: &Target, pool: &Pool) -> VhostUserSsd {
+    let began = Instant::now();
+    loop {
+        // The socket is there a moment before someone listens.
+        match VhostUserSsd::connect("ssd0", &target.socket, pool) {
+            Ok(ssd) => return ssd,
+            Err(error) => assert!(began.elapsed() < PATIENCE, "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 #[test]
 fn a_guest_uses_the_disk_of_another_program() {
     let target = Target::start(VOLUME_START + VOLUME_BYTES, ",writable=on");
     let pool = pool();
-    let began = Instant::now();
-    let ssd = loop {
-        match VhostUserSsd::connect("ssd0", &target.socket, &pool) {
-            Ok(ssd) => break ssd,
-            Err(error) => assert!(began.elapsed() < PATIENCE, "{error}"),
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    };
+    let ssd = connect(&target, &pool);
     let mut pod: Pod<HardwareMemory> = Pod::new(pool.hardware(), pool.hardware(), pool.layout().data().start);
     pod.start(Box::new(ssd));
     let mut driver = Driver::connected(&pod);

@@ -109,19 +109,22 @@ impl Requests {
         self.free.len() == usize::from(DEPTH)
     }
 
-    /// Accepts a command: its first request, or none if there is nothing to ask for.
-    pub(super) fn begin(&mut self, command: Command) -> Result<Option<Outgoing>, Full> {
-        let stage = match command.operation {
+    /// What a command begins with, if there is anything to ask for.
+    fn first_stage(&self, operation: Operation) -> Option<Stage> {
+        Some(match operation {
             Operation::Read | Operation::Write => Stage::Move { done: 0 },
+            Operation::Flush if !self.abilities.flush => return None,
             Operation::Flush => Stage::Sync,
             // Discarding is advice.
-            Operation::Discard if self.abilities.discard_sectors_max == 0 => return Ok(None),
+            Operation::Discard if self.abilities.discard_sectors_max == 0 => return None,
             Operation::WriteZeroes if self.abilities.zeroes_sectors_max == 0 => Stage::Zeros { done: 0 },
             Operation::Discard | Operation::WriteZeroes => Stage::Range { done: 0 },
-        };
-        if stage == Stage::Sync && !self.abilities.flush {
-            return Ok(None);
-        }
+        })
+    }
+
+    /// Accepts a command: its first request, or none if there is nothing to ask for.
+    pub(super) fn begin(&mut self, command: Command) -> Result<Option<Outgoing>, Full> {
+        let Some(stage) = self.first_stage(command.operation) else { return Ok(None) };
         let slot = self.free.pop().ok_or(Full)?;
         self.slots[usize::from(slot)] = Some(Slot { command, stage });
         Ok(self.outgoing(slot))
@@ -175,6 +178,25 @@ impl Requests {
                 (None, Some(Finished { id: command.id, outcome }))
             }
         }
+    }
+
+    /// Another target has to do all of it, each command from its beginning: what the one before had done of it and not flushed may be
+    /// lost. Returns the requests; what there is nothing to ask for is done.
+    pub(super) fn begin_anew(&mut self, abilities: Abilities, into: &mut Vec<Finished>) -> Vec<Outgoing> {
+        self.abilities = abilities;
+        let mut again = Vec::new();
+        for slot in 0..DEPTH {
+            let Some(command) = self.slots[usize::from(slot)].map(|entry| entry.command) else { continue };
+            let stage = self.first_stage(command.operation);
+            self.slots[usize::from(slot)] = stage.map(|stage| Slot { command, stage });
+            if stage.is_none() {
+                self.lists[usize::from(slot)].clear();
+                self.free.push(slot);
+                into.push(Finished { id: command.id, outcome: Outcome::Done });
+            }
+            again.extend(self.outgoing(slot));
+        }
+        again
     }
 
     /// The target is gone: everything fails.

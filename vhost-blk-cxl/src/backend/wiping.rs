@@ -1,0 +1,185 @@
+//! The wiping of what was deleted, before its place is given on.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use pod_protocol::ids::VolumeId;
+use pod_protocol::volume_table::VolumeEntry;
+use pod_protocol::worker::WorkerHandle;
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::Errno;
+
+use super::chores::Chore;
+use super::task::Message;
+use crate::message::Operation;
+use crate::ssd::Outcome;
+
+/// Wiped at a time: so often a stop is noticed.
+const WIPE_STEP_BYTES: u64 = 64 << 20;
+const ZEROS_BYTES: usize = 1 << 20;
+/// How often a stop is noticed while a device is waited for.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// Makes ranges of a device read as zeros.
+pub(super) trait Eraser: Send + Sync {
+    /// Of this range, for good. Gives its space back where that can be done.
+    fn wipe(&self, start: u64, end: u64, stop: &AtomicBool) -> io::Result<()>;
+}
+
+/// Something that is being wiped.
+pub(super) struct Wipe {
+    pub(super) device: String,
+    pub(super) volume: VolumeId,
+    done: Arc<AtomicBool>,
+    thread: JoinHandle<io::Result<()>>,
+}
+
+/// What became of it.
+pub(super) struct Wiped {
+    pub(super) device: String,
+    pub(super) volume: VolumeId,
+    pub(super) result: io::Result<()>,
+}
+
+impl Wipe {
+    pub(super) fn begin(
+        eraser: Arc<dyn Eraser>,
+        device: &str,
+        entry: &VolumeEntry,
+        stop: &Arc<AtomicBool>,
+    ) -> io::Result<Self> {
+        let (stop, done) = (Arc::clone(stop), Arc::new(AtomicBool::new(false)));
+        let (start, end, finished) = (entry.start_bytes, entry.end_bytes(), Arc::clone(&done));
+        let thread = std::thread::Builder::new().name("wipe".to_owned()).spawn(move || {
+            let result = eraser.wipe(start, end, &stop);
+            finished.store(true, Ordering::Release);
+            result
+        })?;
+        Ok(Self { device: device.to_owned(), volume: entry.id, done, thread })
+    }
+
+    pub(super) fn is_done(&self) -> bool {
+        self.done.load(Ordering::Acquire)
+    }
+
+    /// Waits for its end.
+    pub(super) fn end(self) -> Wiped {
+        let Self { device, volume, thread, .. } = self;
+        let result = thread.join().unwrap_or_else(|_| Err(io::Error::other("it panicked")));
+        Wiped { device, volume, result }
+    }
+}
+
+impl Eraser for File {
+    fn wipe(&self, start: u64, end: u64, stop: &AtomicBool) -> io::Result<()> {
+        wipe(self, start, end, stop)
+    }
+}
+
+/// Has the worker's device write zeroes: one that is no file, and of which there is one connection only.
+pub(super) struct CommandEraser {
+    pub(super) worker: WorkerHandle<Message>,
+    pub(super) device: usize,
+}
+
+impl CommandEraser {
+    /// Does a chore, and returns when the device has. Only a stop leaves one behind, which the device ends before the next process has it.
+    fn does(
+        &self,
+        (operation, start_bytes, length_bytes): (Operation, u64, u64),
+        stop: &AtomicBool,
+    ) -> io::Result<()> {
+        let (done, answer) = sync_channel(1);
+        let chore = Chore { device: self.device, operation, start_bytes, length_bytes, done };
+        self.worker.send(Message::Chore(chore)).map_err(io::Error::other)?;
+        loop {
+            return match answer.recv_timeout(LOOK_EVERY) {
+                Ok(Outcome::Done) => Ok(()),
+                Ok(Outcome::Failed | Outcome::Unsupported) => Err(io::Error::other("the device failed it")),
+                Err(RecvTimeoutError::Timeout) if !stop.load(Ordering::Relaxed) => continue,
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                    Err(io::ErrorKind::Interrupted.into())
+                }
+            };
+        }
+    }
+}
+
+impl Eraser for CommandEraser {
+    fn wipe(&self, start: u64, end: u64, stop: &AtomicBool) -> io::Result<()> {
+        let mut at = start;
+        while at < end {
+            if stop.load(Ordering::Relaxed) {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+            let bytes = WIPE_STEP_BYTES.min(end - at);
+            self.does((Operation::WriteZeroes, at, bytes), stop)?;
+            at += bytes;
+        }
+        self.does((Operation::Flush, 0, 0), stop)
+    }
+}
+
+/// Makes a range read as zeros, for good. Gives its space back where that can be done.
+fn wipe(file: &File, start: u64, end: u64, stop: &AtomicBool) -> io::Result<()> {
+    let mut at = start;
+    while at < end {
+        if stop.load(Ordering::Relaxed) {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        let bytes = WIPE_STEP_BYTES.min(end - at);
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        match fallocate(file, punch, at, bytes) {
+            Ok(()) => {}
+            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL | Errno::NODEV) => {
+                write_zeros(file, at, bytes)?;
+            }
+            Err(errno) => return Err(errno.into()),
+        }
+        at += bytes;
+    }
+    file.sync_data()
+}
+
+fn write_zeros(file: &File, start: u64, bytes: u64) -> io::Result<()> {
+    let zeros = vec![0; ZEROS_BYTES];
+    let mut done = 0;
+    while done < bytes {
+        let step = (ZEROS_BYTES as u64).min(bytes - done);
+        #[allow(clippy::cast_possible_truncation)] // not longer than the zeros
+        file.write_all_at(&zeros[..step as usize], start + done)?;
+        done += step;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wiped_range_reads_as_zeros_and_its_neighbours_stay() {
+        let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(directory.path().join("ssd"))
+            .unwrap();
+        file.write_all_at(&vec![7; 4 << 20], 0).unwrap();
+        wipe(&file, 1 << 20, 3 << 20, &AtomicBool::new(false)).unwrap();
+        let mut read = vec![0; 4 << 20];
+        file.read_exact_at(&mut read, 0).unwrap();
+        assert!(read.iter().enumerate().all(|(at, &byte)| (byte == 0) == (1 << 20..3 << 20).contains(&at)));
+        write_zeros(&file, 0, (1 << 20) + 5).unwrap();
+        file.read_exact_at(&mut read, 0).unwrap();
+        assert!(read[..1 << 20].iter().all(|&byte| byte == 0) && read[3 << 20] == 7);
+        assert!(wipe(&file, 0, 4 << 20, &AtomicBool::new(true)).is_err(), "it was told to stop");
+    }
+}
