@@ -105,9 +105,11 @@ impl State {
                 return Err(Refusal::new(
                     RefusalKind::NoRoom,
                     format!(
-                        "a volume is one piece, and there is room for {} from where this one begins on {}",
+                        "a volume is one piece, and there is room for {} from where this one begins on {}: move it to an SSD with more \
+                         room first (podctl volumes move {} --to HOST/SSD)",
                         ByteSize::new(room),
-                        self.device_name(&replica.device)
+                        self.device_name(&replica.device),
+                        volume.name
                     ),
                 ));
             }

@@ -134,13 +134,14 @@ fn wipe(file: &File, start: u64, end: u64, stop: &AtomicBool) -> io::Result<()> 
             return Err(io::ErrorKind::Interrupted.into());
         }
         let bytes = WIPE_STEP_BYTES.min(end - at);
-        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        match fallocate(file, punch, at, bytes) {
-            Ok(()) => {}
-            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL | Errno::NODEV) => {
-                write_zeros(file, at, bytes)?;
-            }
-            Err(errno) => return Err(errno.into()),
+        // Whichever the device can do; what it cannot, it says at once.
+        let ways = [FallocateFlags::PUNCH_HOLE, FallocateFlags::ZERO_RANGE];
+        let mut results =
+            ways.into_iter().map(|way| fallocate(file, way | FallocateFlags::KEEP_SIZE, at, bytes));
+        let cannot = [Errno::OPNOTSUPP, Errno::NOSYS, Errno::INVAL, Errno::NODEV];
+        match results.find(|result| !result.is_err_and(|errno| cannot.contains(&errno))) {
+            Some(result) => result?,
+            None => write_zeros(file, at, bytes)?,
         }
         at += bytes;
     }

@@ -6,7 +6,7 @@ use std::time::Instant;
 use cxl_pool::{ByteOffset, LINE_BYTES, LineOffset, Memory};
 use tracing::{debug, warn};
 use vhost_frontend::pacing::Pacer;
-use vhost_frontend::{Buffer, Chain, ChainReader, ChainWriter, CopyError, Next, Ring};
+use vhost_frontend::{Buffer, Chain, ChainError, ChainReader, ChainWriter, CopyError, Next, Ring};
 
 use super::device::{ID_BYTES, caches_writes};
 use super::disk::{Allowance, Disk};
@@ -117,15 +117,8 @@ impl<M: Memory> Disk<M> {
             Ok(Next::Chain) => self.budget.walked(slot.chain.walked()),
             Ok(Next::Empty) => return false,
             Ok(Next::Malformed(error)) => {
-                debug!(lease = %self.object.lease, %error, "malformed request");
-                self.counters.malformed.add(1);
                 self.budget.malformed(slot.chain.walked());
-                let Some(status) = served.ring.last_writable(&slot.chain) else {
-                    return self.break_off(ring, index, &error.to_string());
-                };
-                let mut writer = ChainWriter::new(served.ring.memory(), std::slice::from_ref(&status));
-                let written = u32::from(writer.write(&[S_IOERR]).is_ok());
-                return served.ring.complete(slot.chain.head(), written).is_ok();
+                return self.answer_malformed(ring, index, error);
             }
             Err(error) => {
                 if let Some(left_out) = self.warnings.is_due(Instant::now()) {
@@ -204,6 +197,20 @@ impl<M: Memory> Disk<M> {
         true
     }
 
+    /// The most recently taken request of a ring breaks the rules. It is answered where its status can be found.
+    fn answer_malformed(&mut self, ring: usize, index: u16, error: ChainError) -> bool {
+        debug!(lease = %self.object.lease, %error, "malformed request");
+        self.counters.malformed.add(1);
+        let Some(served) = self.rings[ring].as_mut() else { return false };
+        let chain = &self.slots.get(index).chain;
+        let Some(status) = served.ring.last_writable(chain) else {
+            return self.break_off(ring, index, &error.to_string());
+        };
+        let mut writer = ChainWriter::new(served.ring.memory(), std::slice::from_ref(&status));
+        let written = u32::from(writer.write(&[S_IOERR]).is_ok());
+        served.ring.complete(chain.head(), written).is_ok()
+    }
+
     /// The most recently taken request of a ring has no place for a status. Given back without one, the guest would take for it
     /// whatever its driver left there.
     fn break_off(&mut self, ring: usize, index: u16, reason: &str) -> bool {
@@ -233,8 +240,10 @@ impl<M: Memory> Disk<M> {
                 let length = serial.len().min(id.len());
                 id[..length].copy_from_slice(&serial[..length]);
                 let mut writer = ChainWriter::new(served.ring.memory(), chain.writable());
-                let written = writer.write(&id).map(|()| ID_BYTES);
-                write_status(&served.ring, chain, S_OK, written.unwrap_or(0))
+                match writer.write(&id) {
+                    Ok(()) => write_status(&served.ring, chain, S_OK, ID_BYTES),
+                    Err(_) => write_status(&served.ring, chain, S_IOERR, 0),
+                }
             }
             Parsed::Refused(Refusal::Unsupported) => {
                 self.counters.refused();

@@ -344,9 +344,11 @@ fn follow(slot: &Slot, result: i32, block: u64) -> Next {
         Stage::Punch if unsupported && slot.command.operation == Operation::Discard => {
             Next::End(Outcome::Done)
         }
-        // Some file systems know holes but no zeroed ranges. A hole reads as zeros as well, but whoever asks for zeros
+        // Some file systems know zeroed ranges but no holes, as some devices do.
+        Stage::Punch if unsupported => Next::Step(Stage::Zero),
+        // And others holes but no zeroed ranges. A hole reads as zeros as well, but whoever asks for zeros
         // without unmapping wants the space to stay.
-        Stage::Punch | Stage::Zero if unsupported => Next::Step(Stage::Move { done: 0 }),
+        Stage::Zero if unsupported => Next::Step(Stage::Move { done: 0 }),
         Stage::Punch | Stage::Zero | Stage::Sync if result < 0 => Next::End(Outcome::Failed),
         Stage::Punch | Stage::Zero if slot.command.force_unit_access => Next::Step(Stage::Sync),
         Stage::Punch | Stage::Zero | Stage::Sync => Next::End(Outcome::Done),
@@ -396,9 +398,9 @@ mod tests {
         let discard = slot(Operation::Discard, Stage::Punch, false);
         expect(discard, -libc::EOPNOTSUPP, Err(Outcome::Done));
         expect(discard, -libc::EIO, Err(Outcome::Failed));
-        for stage in [Stage::Punch, Stage::Zero] {
+        for (stage, otherwise) in [(Stage::Punch, Stage::Zero), (Stage::Zero, Stage::Move { done: 0 })] {
             let zeroes = slot(Operation::WriteZeroes, stage, true);
-            expect(zeroes, -libc::EOPNOTSUPP, Ok(Stage::Move { done: 0 }));
+            expect(zeroes, -libc::EOPNOTSUPP, Ok(otherwise));
             expect(zeroes, 0, Ok(Stage::Sync));
             expect(zeroes, -libc::ENOSPC, Err(Outcome::Failed));
         }

@@ -56,13 +56,18 @@ fn run(seed: u64, obeys_flush: bool, write_through: bool) -> Result<Seen, String
         let requests = 20 + witness.below(150);
         witness.work(requests)?;
         if witness.below(3) == 0 {
+            if witness.below(2) == 0 {
+                // Then what is not flushed is the earlier one's, all of it.
+                witness.settle()?;
+            }
             pod.restart_frontend(&mut witness.driver.guest);
             // It knows the drive by the answers. Without a write cache nothing may be lost from then on that it does not know of.
             if write_through {
-                witness.flush()?
+                witness.flush()?;
             } else {
-                witness.settle()?
+                witness.settle()?;
             }
+            witness.driver.read_sectors(0, 512);
             restarts += 1;
         }
         if turn == 1 + seed % POWER_FAILURES {

@@ -269,7 +269,7 @@ fn what_a_target_had_is_done_by_the_next_one() {
     let data = |id: u32| pattern(id.into(), 64 << 10);
     let submit = |bench: &mut Bench, id: u32| {
         let mut command = bench.command(id, Operation::Write, u64::from(id) << 17, 64 << 10);
-        command.force_unit_access = id % 2 == 0;
+        command.force_unit_access = id.is_multiple_of(2);
         bench.memory.write(command.data, &data(id));
         bench.ssd.submit(command).unwrap();
         bench.ssd.kick();
