@@ -8,6 +8,7 @@ mod processes;
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -16,7 +17,7 @@ use cxl_pool::CoherenceMode;
 use pod::{ALL_FEATURES, Driver, OK, T_IN, T_OUT, pattern};
 use pod_api::{ChangeVolume, CreateVolume, DeviceKind};
 use pod_controller::config::Config;
-use processes::{Controller, Load, PATIENCE, Pod, Side, VOLUME_BYTES, client, retry};
+use processes::{Controller, Daemon, Load, PATIENCE, Pod, Side, VOLUME_BYTES, client, retry};
 
 #[test]
 fn a_backend_is_killed_and_nothing_is_lost() {
@@ -234,4 +235,43 @@ fn an_ssd_that_is_not_there_keeps_nobody_from_the_others() {
     pod::eventually(|| health("ssd1") != health("ssd0"));
     assert!(client(&pod).volume("late").is_ok());
     load.finish(&pod);
+}
+
+/// It has no place for a table: the controller says what is there to each backend that begins.
+#[test]
+fn a_volume_on_the_disk_of_another_program_is_wiped_too() {
+    const BYTES: usize = 1 << 20;
+    let mut pod = Pod::start(CoherenceMode::Hardware, "socket");
+    pod.kill(Side::Backend);
+    let root = pod.directory.path().to_owned();
+    let (disk, socket) = (root.join("disk"), root.join("target.sock"));
+    fs::write(&disk, vec![7; 8 * BYTES]).unwrap();
+    let target = Command::new("setpriv")
+        .args(["--pdeathsig", "KILL", "qemu-storage-daemon", "--blockdev"])
+        .arg(format!("driver=file,node-name=f0,filename={}", disk.display()))
+        .arg("--export")
+        .arg(format!(
+            "type=vhost-user-blk,id=e0,node-name=f0,addr.type=unix,addr.path={},writable=on",
+            socket.display()
+        ))
+        .spawn();
+    let _target = Daemon(target.expect("qemu-storage-daemon: apt-get install qemu-utils qemu-system-x86"));
+    pod::eventually(|| UnixStream::connect(&socket).is_ok());
+    let config = root.join("backend.toml");
+    let table =
+        format!("[[ssd]]\nname = \"ssd1\"\ndriver = \"vhost-user\"\npath = \"{}\"\n", socket.display());
+    fs::write(&config, fs::read_to_string(&config).unwrap() + &table).unwrap();
+    pod.start_daemon(Side::Backend);
+    let size = "1M".parse().unwrap();
+    let request = CreateVolume { device: Some("h2/ssd1".to_owned()), ..CreateVolume::new("tenant", size) };
+    let start = retry(Instant::now(), || client(&pod).create_volume(&request)).start_bytes as usize;
+    // Another one begins, and does not know that it is there before it hears so.
+    pod.kill(Side::Backend);
+    pod.start_daemon(Side::Backend);
+    client(&pod).delete_volume("tenant").unwrap();
+    pod::eventually(|| fs::read(&disk).unwrap()[start..start + BYTES].iter().all(|&byte| byte == 0));
+    let data = fs::read(&disk).unwrap();
+    let wiped = start..start + BYTES;
+    let expected = |at: usize| if wiped.contains(&at) { 0 } else { 7 };
+    assert!(data.iter().enumerate().all(|(at, &byte)| byte == expected(at)), "others are left alone");
 }
