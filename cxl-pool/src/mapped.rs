@@ -139,6 +139,7 @@ impl<C: Control> MappedMemory<C> {
 
 /// What the CPU has for cache control.
 #[derive(Clone, Copy)]
+#[allow(clippy::struct_excessive_bools, reason = "each is there or not, whatever the others are")]
 struct Instructions {
     /// Writes a line back and may keep it. Without it lines are flushed, at the price of fetching them again.
     clwb: bool,
