@@ -36,6 +36,8 @@ mod layout;
 mod mapped;
 mod mapping;
 mod memory;
+#[cfg(test)]
+mod omissions;
 mod pairs;
 pub mod poison;
 mod pool;
@@ -57,5 +59,5 @@ pub use layout::{
 pub use mapped::{HardwareMemory, MappedMemory, SoftwareMemory, prefetch_front, prefetch_front_to_write};
 pub use memory::{LINE_WORDS, LineMark, Memory};
 pub use pool::{CreateOptions, Pool};
-pub use record::{ControllerHello, FenceLine, Found, Grant, Hello, Record, ReplicaHello};
+pub use record::{ControllerHello, FenceLine, Found, Grant, Hello, Record, ReplicaHello, read_beat};
 pub use superblock::{CoherenceMode, MAJOR_VERSION, MINOR_VERSION, Superblock};

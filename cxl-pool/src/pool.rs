@@ -85,7 +85,7 @@ impl Pool {
             return Err(PoolError::Truncated { path: path.to_owned(), actual_bytes, expected_bytes });
         }
         let mapping = Arc::new(Mapping::new(file, path, actual_bytes)?);
-        let superblock = Superblock::decode(read_superblock(&mapping), actual_bytes, path)?;
+        let superblock = Superblock::decode(read_superblock(&careful(&mapping)), actual_bytes, path)?;
         Self::from_parts(mapping, superblock, path)
     }
 
@@ -154,7 +154,7 @@ impl Pool {
         }
         let file = unfinished.file.try_clone().map_err(|source| failed("open", source))?;
         let mapping = Arc::new(Mapping::new(file, path, size_bytes)?);
-        write_superblock(&mapping, &superblock);
+        write_superblock(&careful(&mapping), &superblock);
         unfinished.finish(path, options.force)?;
         let pool = Self::from_parts(mapping, superblock, path)?;
         debug_assert_eq!(pool.layout, layout);
@@ -176,16 +176,13 @@ impl Pool {
             });
         }
         let mapping = Arc::new(Mapping::new(file, path, size_bytes)?);
-        if !options.force && Superblock::has_magic(&read_superblock(&mapping)) {
+        if !options.force && Superblock::has_magic(&read_superblock(&careful(&mapping))) {
             return Err(PoolError::Exists { path: path.to_owned() });
         }
         // A device remembers: nothing of an earlier pool may look like a record or a ring of this one.
-        let memory = SoftwareMemory::new(Arc::clone(&mapping));
-        let control = layout.control();
-        memory.zero(control.start_byte(), control.bytes());
-        memory.flush(control.start_byte(), control.bytes());
-        memory.full_fence();
-        write_superblock(&mapping, &superblock);
+        let memory = careful(&mapping);
+        wipe(&memory, layout.control());
+        write_superblock(&memory, &superblock);
         Self::from_parts(mapping, superblock, path)
     }
 
@@ -215,8 +212,18 @@ fn new_superblock(size_bytes: u64, options: &CreateOptions) -> Superblock {
 }
 
 /// Before the mode is known, the careful way to access memory is right for both.
-fn read_superblock(mapping: &Arc<Mapping>) -> [u8; Superblock::WIRE_BYTES] {
-    let memory = SoftwareMemory::new(Arc::clone(mapping));
+fn careful(mapping: &Arc<Mapping>) -> SoftwareMemory {
+    SoftwareMemory::new(Arc::clone(mapping))
+}
+
+/// Nothing is there any more, for any host, once there is something else.
+pub(crate) fn wipe<M: Memory>(memory: &M, area: Area) {
+    memory.zero(area.start_byte(), area.bytes());
+    memory.flush(area.start_byte(), area.bytes());
+    memory.full_fence();
+}
+
+pub(crate) fn read_superblock<M: Memory>(memory: &M) -> [u8; Superblock::WIRE_BYTES] {
     let mut bytes = [0; Superblock::WIRE_BYTES];
     memory.invalidate(ByteOffset::new(0), LINE_BYTES as u64);
     memory.full_fence();
@@ -224,8 +231,7 @@ fn read_superblock(mapping: &Arc<Mapping>) -> [u8; Superblock::WIRE_BYTES] {
     bytes
 }
 
-fn write_superblock(mapping: &Arc<Mapping>, superblock: &Superblock) {
-    let memory = SoftwareMemory::new(Arc::clone(mapping));
+pub(crate) fn write_superblock<M: Memory>(memory: &M, superblock: &Superblock) {
     memory.write(ByteOffset::new(0), &superblock.encode());
     memory.flush(ByteOffset::new(0), Superblock::WIRE_BYTES as u64);
     memory.full_fence();

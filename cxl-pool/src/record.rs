@@ -6,7 +6,7 @@
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::{Generation, LINE_BYTES, LineOffset, Memory};
+use crate::{ByteOffset, Generation, LINE_BYTES, LineOffset, Memory};
 
 /// Something that one writer keeps in lines of the pool and many readers look at.
 pub trait Record: Sized {
@@ -31,9 +31,34 @@ pub trait Record: Sized {
     fn erase<M: Memory>(memory: &M, at: LineOffset) {
         let bytes = Self::LINES * LINE_BYTES as u64;
         memory.zero(at.bytes(), bytes);
-        memory.write_back(at.bytes(), bytes);
-        memory.store_fence();
+        show(memory, at, bytes);
     }
+}
+
+/// Writes a record's bytes.
+fn put<M: Memory>(memory: &M, at: LineOffset, wire: &[u8]) {
+    memory.write(at.bytes(), wire);
+    show(memory, at, wire.len() as u64);
+}
+
+/// Makes visible what was written.
+fn show<M: Memory>(memory: &M, at: LineOffset, bytes: u64) {
+    memory.write_back(at.bytes(), bytes);
+    memory.store_fence();
+}
+
+/// Reads a record's bytes as they are in the pool.
+fn get<M: Memory>(memory: &M, at: LineOffset, wire: &mut [u8]) {
+    memory.invalidate(at.bytes(), wire.len() as u64);
+    memory.full_fence();
+    memory.read(at.bytes(), wire);
+}
+
+/// The heartbeat of an endpoint or a replica on another host: a word that it counts up while it lives.
+pub fn read_beat<M: Memory>(memory: &M, at: ByteOffset) -> u64 {
+    memory.invalidate(at, size_of::<u64>() as u64);
+    memory.full_fence();
+    memory.load(at)
 }
 
 /// What is where a record may be.
@@ -131,16 +156,12 @@ macro_rules! record {
                 let into: fn(&$record) -> $wire = $into;
                 let mut wire = into(self);
                 wire.crc = checksum($kind, wire.as_bytes()).into();
-                memory.write(at.bytes(), wire.as_bytes());
-                memory.write_back(at.bytes(), size_of::<$wire>() as u64);
-                memory.store_fence();
+                put(memory, at, wire.as_bytes());
             }
 
             fn find<M: Memory>(memory: &M, at: LineOffset) -> Found<Self> {
                 let mut wire = $wire::new_zeroed();
-                memory.invalidate(at.bytes(), size_of::<$wire>() as u64);
-                memory.full_fence();
-                memory.read(at.bytes(), wire.as_mut_bytes());
+                get(memory, at, wire.as_mut_bytes());
                 let from: fn(&$wire) -> $record = $from;
                 if wire.crc.get() == checksum($kind, wire.as_bytes()) {
                     Found::Record(from(&wire))

@@ -28,6 +28,8 @@ pub mod mchannel;
 pub mod memory_failures;
 mod naps;
 pub mod objects;
+#[cfg(test)]
+mod omissions;
 pub mod protocol;
 pub mod replicas;
 pub mod reports;

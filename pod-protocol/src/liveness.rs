@@ -8,6 +8,7 @@ use std::fmt;
 use std::thread;
 use std::time::{Duration, Instant};
 
+pub(crate) use cxl_pool::read_beat;
 use cxl_pool::{
     ByteOffset, ControllerHello, Found, Hello, LineCount, LineOffset, Memory, Record, ReplicaHello,
 };
@@ -85,13 +86,6 @@ impl fmt::Display for Usurper {
 /// A random number that is not 0: one life of a daemon or controller.
 pub(crate) fn new_incarnation() -> u64 {
     uuid::Uuid::new_v4().as_u64_pair().0.max(1)
-}
-
-/// The current value of another host's heartbeat.
-pub(crate) fn read_beat<M: Memory>(memory: &M, at: ByteOffset) -> u64 {
-    memory.invalidate(at, 8);
-    memory.full_fence();
-    memory.load(at)
 }
 
 /// The value of a heartbeat that this host itself writes, or that a host with the same id does. A dead predecessor may

@@ -117,7 +117,7 @@ fn sequence(words: &[u64; RECORD_WORDS]) -> u32 {
 }
 
 #[cfg(test)]
-mod omissions;
+pub(crate) mod omissions;
 
 #[cfg(test)]
 mod tests {

@@ -17,6 +17,7 @@ mod device;
 mod omission;
 mod random;
 mod replay;
+mod source;
 #[cfg(test)]
 mod tests;
 mod world;
@@ -31,6 +32,7 @@ pub use self::device::DeviceMemory;
 pub use self::omission::{Interruption, Omission, OmittingMemory, Operation, Site};
 pub use self::random::Random;
 pub use self::replay::{Mutilation, check_seeds, seeds};
+pub use self::source::{Call, calls};
 use self::world::{CacheIndex, World};
 use crate::{ByteOffset, HostId, LINE_BYTES, Memory};
 

@@ -23,7 +23,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    const fn method(self) -> &'static str {
+    pub(super) const fn method(self) -> &'static str {
         match self {
             Self::WriteBack => "write_back",
             Self::Invalidate => "invalidate",
@@ -49,20 +49,25 @@ impl Site {
     /// In words that only change when the code there does: the file, the function, the line; with its number, if the function
     /// has several such lines; and with what it does, if the line does not say it, as where it is that of a macro.
     pub fn name(&self, workspace: &Path) -> String {
-        let source = std::fs::read_to_string(workspace.join(self.file)).unwrap_or_default();
-        let before: Vec<&str> = source.lines().take(self.line as usize).map(str::trim).collect();
-        let begins = before.iter().rposition(|line| line.contains("fn ")).unwrap_or(0);
-        let function = before.get(begins).and_then(|line| line.split_once("fn ")).map_or("", |found| found.1);
-        let function = function.split(['(', '<']).next().unwrap_or_default();
-        let code = before.last().copied().unwrap_or_default();
-        let nth = before[begins..].iter().filter(|line| **line == code).count();
-        let nth = if nth > 1 { format!(" ({nth})") } else { String::new() };
-        let file = self.file.split_once("src/").map_or(self.file, |found| found.1);
-        let code = code.trim_end_matches(';');
-        let method = self.operation.method();
-        let what = if code.contains(method) { String::new() } else { format!(" {method}") };
-        format!("{file} {function}: {code}{what}{nth}")
+        name(workspace, self.file, self.line, self.operation)
     }
+}
+
+/// As a [site](Site::name) is named.
+pub(super) fn name(workspace: &Path, file: &str, line: u32, operation: Operation) -> String {
+    let source = std::fs::read_to_string(workspace.join(file)).unwrap_or_default();
+    let before: Vec<&str> = source.lines().take(line as usize).map(str::trim).collect();
+    let begins = before.iter().rposition(|line| line.contains("fn ")).unwrap_or(0);
+    let function = before.get(begins).and_then(|line| line.split_once("fn ")).map_or("", |found| found.1);
+    let function = function.split(['(', '<']).next().unwrap_or_default();
+    let code = before.last().copied().unwrap_or_default();
+    let nth = before[begins..].iter().filter(|line| **line == code).count();
+    let nth = if nth > 1 { format!(" ({nth})") } else { String::new() };
+    let file = file.split_once("src/").map_or(file, |found| found.1);
+    let code = code.trim_end_matches(';');
+    let method = operation.method();
+    let what = if code.contains(method) { String::new() } else { format!(" {method}") };
+    format!("{file} {function}: {code}{what}{nth}")
 }
 
 /// A mutation: one site at which nothing is done. Without one, it finds out which sites there are.
@@ -191,8 +196,14 @@ impl Memory for OmittingMemory {
         self.write_back(at, from.len() as u64);
     }
 
+    #[track_caller]
     fn write_streaming(&self, at: ByteOffset, from: &[u8]) {
-        self.memory.write_streaming(at, from);
+        // To leave it out is to leave the bytes in the cache.
+        if self.omission.applies(Operation::WriteBack, Location::caller()) {
+            self.memory.write(at, from);
+        } else {
+            self.memory.write_streaming(at, from);
+        }
     }
 
     #[track_caller]

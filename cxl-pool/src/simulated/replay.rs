@@ -1,12 +1,15 @@
 //! Tests over many seeds, any of which can be run again alone.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::panic::{self, AssertUnwindSafe};
 use std::path::Path;
 use std::time::Instant;
 use std::{env, thread};
 
-use super::{Omission, Site};
+use super::omission::name;
+use super::source::files;
+use super::{Call, Omission, Site, calls};
 
 /// Names one seed to run instead of all.
 const SEED: &str = "WADI_SEED";
@@ -63,14 +66,17 @@ pub struct Mutilation<'a> {
     pub target: &'a str,
     /// Where the workspace lies.
     pub workspace: &'a Path,
-    /// Only what is done in files whose names, as the compiler gives them, begin so.
-    pub source: &'a str,
+    /// Only what is done in these files and directories, seen from the workspace's root. All that their source does for coherence, but
+    /// for tests, has to be met.
+    pub sources: &'a [&'a str],
     /// With how many seeds the check must pass while nothing is left out, or something excused.
     pub complete: u64,
     /// With how many it may be tried until it fails.
     pub seeds: u64,
     /// The names of sites that it need not notice.
     pub excused: &'a [&'a str],
+    /// What the check need not run into, and why: the names of sites, or of files.
+    pub unmet: &'a [(&'a str, &'a str)],
 }
 
 impl Mutilation<'_> {
@@ -78,8 +84,8 @@ impl Mutilation<'_> {
     ///
     /// # Panics
     ///
-    /// If the check fails while nothing is left out, or if an omission goes unnoticed that is not excused, or if one is noticed
-    /// that is: whoever reads the excuse would be misled.
+    /// If the check fails while nothing is left out, or does not run into all that the source does, or if an omission goes unnoticed
+    /// that is not excused, or if one is noticed that is: whoever reads the excuse would be misled.
     pub fn prove(&self, check: impl Fn(u64, &Omission)) {
         let complete = Omission::default();
         check_seeds(self.target, self.complete, |seed| {
@@ -87,13 +93,18 @@ impl Mutilation<'_> {
             Ok(())
         });
         let named = |site: Site| (site.name(self.workspace), site);
-        let sites = complete.seen().into_iter().filter(|site| site.file.starts_with(self.source));
+        let files = self.sources.iter().flat_map(|source| files(self.workspace, source));
+        let files: BTreeSet<String> = files.map(|(file, _)| file).collect();
+        let is_meant = |site: &Site| files.contains(site.file);
+        let sites = complete.seen().into_iter().filter(is_meant);
         let sites: Vec<(String, Site)> = sites.map(named).collect();
-        assert!(sites.len() >= 5, "the sites are found by running into them: {sites:?}");
         if let (Some(seed), Ok(omitted)) = (number(SEED), env::var(OMITTED)) {
             let (_, site) =
                 sites.into_iter().find(|(name, _)| *name == omitted).expect("a site of this name");
             return check(seed, &Omission::of(site));
+        }
+        if number(SEED).is_none() {
+            self.expect_all_met(&sites.iter().map(|(name, _)| name.as_str()).collect());
         }
         println!("to see one of these: {SEED}=… {OMITTED}='…' cargo test {} -- --nocapture", self.target);
         let (mut unnoticed, mut used) = (Vec::new(), Vec::new());
@@ -118,5 +129,24 @@ impl Mutilation<'_> {
         }
         assert_eq!(unnoticed, [""; 0], "left out, and nothing failed");
         assert_eq!(used, self.excused, "excused, and noticed all the same");
+    }
+
+    /// Sites are found by running into them. Here is seen that none is missing.
+    fn expect_all_met(&self, met: &BTreeSet<&str>) {
+        let calls = self.sources.iter().flat_map(|source| calls(self.workspace, source));
+        let there: BTreeSet<String> = calls
+            .map(|Call { file, line, operation }| name(self.workspace, &file, line, operation))
+            .collect();
+        let of = |excuse: &str, site: &str| {
+            let is_file = Path::new(excuse).extension().is_some_and(|it| it == "rs") || excuse.ends_with('/');
+            site == excuse || is_file && site.starts_with(excuse)
+        };
+        let missing = there.iter().map(String::as_str).filter(|site| !met.contains(site));
+        let (excused, missing): (Vec<&str>, Vec<&str>) =
+            missing.partition(|site| self.unmet.iter().any(|(excuse, _)| of(excuse, site)));
+        assert_eq!(missing, [""; 0], "in the source, and no run meets it");
+        let needless = self.unmet.iter().filter(|(excuse, _)| !excused.iter().any(|site| of(excuse, site)));
+        let needless: Vec<_> = needless.collect();
+        assert!(needless.is_empty(), "said not to be met, and met or not there: {needless:?}");
     }
 }

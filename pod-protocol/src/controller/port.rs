@@ -141,11 +141,12 @@ impl<M: Memory> ControllerPort<M> {
             protocol: protocol.into(),
         }
         .publish(&memory, layout.controller(replica));
-        memory.full_fence();
+        // The fence in this makes the hello visible, too.
+        let beat = read_own_beat(&memory, layout.controller_heartbeat(replica));
         let now = Instant::now();
         Ok(Self {
             peers: layout.endpoints().map(|endpoint| (endpoint, Peer::new(endpoint))).collect(),
-            beat: read_own_beat(&memory, layout.controller_heartbeat(replica)),
+            beat,
             memory,
             layout: layout.clone(),
             run,

@@ -1,10 +1,9 @@
 //! What makes a board visible, and whole where it grows, is left out, one thing at a time; a reader must see something that is not so.
 
-use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use cxl_pool::HostId;
-use cxl_pool::simulated::{Faults, Mutilation, Omission, OmittingMemory, Random, SimulatedPool};
+use cxl_pool::simulated::{Faults, Omission, OmittingMemory, Random, SimulatedPool};
 use mem_channel::{ElementId, Node, Sums, TenantId};
 
 use super::*;
@@ -69,7 +68,8 @@ impl Reader {
     }
 }
 
-fn run(seed: u64, omission: &Omission) {
+/// Runs into all of it.
+pub(crate) fn run(seed: u64, omission: &Omission) {
     let pool = SimulatedPool::new(seed, 4096);
     let memory = omission.in_memory(pool.host(WRITER));
     let mut ours = Board::open(memory.clone(), AREA);
@@ -107,20 +107,3 @@ fn run(seed: u64, omission: &Omission) {
     memory.interruption().clear();
     assert_eq!(pool.faults(), Faults::default());
 }
-
-#[test]
-fn every_omission_is_noticed() {
-    Mutilation {
-        target: "-p pod-protocol --lib mchannel::omissions",
-        workspace: &Path::new(env!("CARGO_MANIFEST_DIR")).join(".."),
-        source: "pod-protocol/src/mchannel.rs",
-        complete: 100,
-        seeds: 300,
-        excused: &EXCUSED,
-    }
-    .prove(run);
-}
-
-/// It comes after all that was written, and nobody concludes anything from what the host writes next: the records of the next round bring
-/// a fence of their own before the header can change again.
-const EXCUSED: [&str; 1] = ["mchannel.rs publish: self.memory.store_fence() (2)"];

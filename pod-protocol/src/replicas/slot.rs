@@ -53,7 +53,7 @@ impl<M: Memory> ReplicaSlot<M> {
         let incarnation = new_incarnation();
         ReplicaHello { incarnation, life, pid: std::process::id(), protocol: protocol.into() }
             .publish(&memory, layout.replica_hello(me));
-        memory.full_fence();
+        // The fence in this makes the hello visible, too.
         let beat = read_own_beat(&memory, layout.replica_heartbeat(me));
         let (layout, due) = (layout.clone(), Instant::now());
         Ok(Self { memory, layout, me, life, protocol, incarnation, beat, due, usurper: None, _lock: lock })

@@ -25,6 +25,7 @@ impl Flushed {
     }
 
     /// Flushes what was not yet, of the units that these bytes of the area lie in; a fence has to follow.
+    #[track_caller]
     pub(super) fn flush<M: Memory>(&mut self, memory: &M, at: ByteOffset, bytes: u64) {
         if M::COHERENT {
             return;

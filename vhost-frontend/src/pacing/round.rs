@@ -1,5 +1,8 @@
 //! One K of the meter: measure, publish, read, decide.
 
+#[cfg(test)]
+mod omissions;
+
 use std::collections::BTreeMap;
 
 use cxl_pool::{Area, LINE_BYTES, Memory};

@@ -186,6 +186,7 @@ impl<M: Memory> Backend<M> {
     }
 
     /// Writes back what was written to receive buffers, before anybody hears of it.
+    #[track_caller]
     pub(super) fn write_back(&self, pieces: &[Piece]) {
         if !M::COHERENT {
             for piece in pieces {

@@ -5,7 +5,8 @@ use std::path::Path;
 
 use anyhow::Result;
 use cxl_pool::{
-    Area, CoherenceMode, ControllerHello, Hello, Layout, LineCount, Memory, Pool, Record, Superblock, regions,
+    Area, CoherenceMode, ControllerHello, Hello, Layout, LineCount, Memory, Pool, Record, Superblock,
+    read_beat, regions,
 };
 use serde::Serialize;
 
@@ -65,14 +66,9 @@ pub(crate) fn run(path: &Path, json: bool) -> Result<()> {
 
 fn look<'a, M: Memory>(pool: &'a Pool, memory: &M) -> Report<'a> {
     let layout = pool.layout();
-    let counter = |at| {
-        memory.invalidate(at, 8);
-        memory.full_fence();
-        memory.load(at)
-    };
     let controllers = layout.replicas().filter_map(|replica| {
         let hello = ControllerHello::look(memory, layout.controller(replica))?;
-        let heartbeat = counter(layout.controller_heartbeat(replica));
+        let heartbeat = read_beat(memory, layout.controller_heartbeat(replica));
         Some(Controller { replica: replica.get(), term: hello.term, pid: hello.pid, heartbeat })
     });
     let endpoints = layout.endpoints().filter_map(|endpoint| {
@@ -81,7 +77,7 @@ fn look<'a, M: Memory>(pool: &'a Pool, memory: &M) -> Report<'a> {
             id: endpoint.to_string(),
             pid: hello.pid,
             protocol: format!("{}.{}", hello.protocol.0, hello.protocol.1),
-            heartbeat: counter(layout.heartbeat(endpoint)),
+            heartbeat: read_beat(memory, layout.heartbeat(endpoint)),
         })
     });
     Report {
