@@ -9,10 +9,12 @@ mod daemon;
 pub(crate) mod faults;
 mod happening;
 mod holders;
+mod lines;
 pub(crate) mod physical;
 mod pod;
 pub(crate) mod port;
 pub(crate) mod random;
+mod seen;
 mod tests;
 mod world;
 
@@ -23,6 +25,10 @@ enum Broken {
     DoesNotWaitForFences,
     /// It gives regions on before everybody has let go of them.
     DoesNotWaitForScrubs,
+    /// The same, where only the lines themselves can tell.
+    GivesDirtyRegionsOn,
+    /// Daemons say that they have scrubbed a region, and have not.
+    ScrubsNothing,
     /// It answers before what it did is kept.
     ForgetsTheLastCommand,
     /// It does not hear that a link went down.

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use cxl_pool::{Area, EndpointId, HostId, LineCount, LineOffset, Role};
 use pod_protocol::commands::Command as Order;
 use pod_protocol::controller::{CommandFailure, PortEvent};
-use pod_protocol::ids::LeaseId;
+use pod_protocol::ids::{LeaseId, RegionId};
 use pod_protocol::objects::Object;
 use pod_protocol::reports::{DeviceReport, Report};
 use pod_state::model::{nic, ssd};
@@ -21,8 +21,10 @@ use super::caches::Caches;
 use super::daemon::{Daemon, Fences, Mail, areas_of, lease_of};
 use super::faults::ROLES;
 use super::happening::Happening;
+use super::lines::Lines;
 use super::port::Event;
 use super::random::Random;
+pub(crate) use super::seen::Seen;
 
 /// The bound that daemons keep: after this long, on their own clock, they look at their fence before they act.
 pub(crate) const FENCE_US: u64 = 250_000;
@@ -39,16 +41,6 @@ const PACE_US: u64 = 3_000_000;
 /// Who is overtaken by so much was slow.
 const LONG_US: u64 = 100_000;
 
-impl Seen {
-    /// With what was seen elsewhere.
-    pub(crate) fn add(&mut self, more: Self) {
-        self.said += more.said;
-        self.overtook += more.overtook;
-        self.lost += more.lost;
-        self.late += more.late;
-    }
-}
-
 /// One direction between an endpoint and the controller.
 #[derive(Clone, Copy, Debug, Default)]
 struct Way {
@@ -58,19 +50,6 @@ struct Way {
     doublings: u32,
     /// Until when it is so slow.
     until: u64,
-}
-
-/// How much of what the network may do has been seen.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Seen {
-    /// Messages to the controller.
-    pub(crate) said: u64,
-    /// Of them, those heard before what somebody else had said long before.
-    pub(crate) overtook: u64,
-    /// Messages, either way, that were on their way when their connection ended.
-    pub(crate) lost: u64,
-    /// Orders that were given up although their answer was on its way.
-    pub(crate) late: u64,
 }
 
 #[derive(Debug)]
@@ -92,6 +71,10 @@ pub(crate) struct Physical {
     /// Since when a heartbeat stands still.
     pub(crate) still: BTreeMap<EndpointId, u64>,
     caches: Caches,
+    /// Whether it is noticed at once that a region is given on which somebody still holds.
+    pub(crate) knows_holders: bool,
+    /// What becomes of the lines of regions, unless there are too many.
+    pub(crate) lines: Option<Lines>,
     /// Who has something of a lease.
     pub(super) users: BTreeMap<LeaseId, BTreeSet<EndpointId>>,
     /// Since when links are down.
@@ -126,6 +109,8 @@ impl Physical {
             fences: BTreeMap::new(),
             still: BTreeMap::new(),
             caches: Caches::default(),
+            knows_holders: true,
+            lines: None,
             users: BTreeMap::new(),
             down: BTreeMap::new(),
             doublings_max,
@@ -350,6 +335,9 @@ impl Physical {
 
     pub(crate) fn lose_caches(&mut self, host: HostId) {
         self.caches.lose(host);
+        if let Some(lines) = &self.lines {
+            lines.lose(host);
+        }
     }
 
     pub(crate) fn start(&mut self, id: EndpointId) {
@@ -439,6 +427,18 @@ impl Physical {
         }
     }
 
+    /// An endpoint is given a region.
+    fn touch(&mut self, id: EndpointId, region: RegionId, area: Area) {
+        let known = self
+            .caches
+            .touch(id, region, area)
+            .or_else(|conflict| if self.knows_holders { Err(conflict) } else { Ok(()) });
+        let seen = self.lines.as_mut().map_or(Ok(()), |lines| lines.touch(id, region, area));
+        if let Err(conflict) = known.and(seen) {
+            self.blame(|| conflict);
+        }
+    }
+
     pub(crate) fn arrives(&mut self, id: EndpointId, mail: Mail) {
         let Some(daemon) = self.daemons.get_mut(&id) else { return };
         if !daemon.alive || daemon.connection != mail.connection {
@@ -464,12 +464,15 @@ impl Physical {
         }
         if result.is_ok() {
             match &mail.order {
-                Order::Scrub { area, .. } => self.caches.flush(id, *area),
+                Order::Scrub { area, .. } => {
+                    self.caches.flush(id, *area);
+                    if let Some(lines) = &self.lines {
+                        lines.scrub(id, *area);
+                    }
+                }
                 Order::Apply { object, .. } => {
                     for (region, area) in &mail.regions {
-                        if let Err(conflict) = self.caches.touch(id, *region, *area) {
-                            self.blame(|| conflict);
-                        }
+                        self.touch(id, *region, *area);
                     }
                     if let Some(lease) = lease_of(&object.id()) {
                         self.users.entry(lease).or_default().insert(id);
@@ -485,6 +488,9 @@ impl Physical {
                     }
                 }
             }
+        }
+        if let Some(Err(what)) = self.lines.as_mut().map(Lines::stir) {
+            self.blame(|| what);
         }
         let result = result.map_err(CommandFailure::Refused);
         self.says(id, PortEvent::Answered { endpoint: id, command: mail.ticket, result });

@@ -12,6 +12,7 @@ use pod_state::{Command, Options, Purpose, State};
 use super::Broken;
 use super::faults::{Around, FAULTS};
 use super::happening::Happening;
+use super::lines::Lines;
 use super::physical::{FENCE_US, Physical, STARTED_WITHIN_US};
 use super::random::Random;
 use super::world::Simulated;
@@ -54,6 +55,8 @@ pub(super) struct Size {
     pub(super) wishes: u64,
     /// All of the state is looked at after every so many turns. What commands touched is after each.
     pub(super) check_every: u64,
+    /// Whether it is seen to the lines of regions: a large pool has too many.
+    pub(super) has_lines: bool,
 }
 
 pub(super) struct Pod {
@@ -91,7 +94,14 @@ impl Pod {
         // There may be more regions than a pool's table has room for: not that is tried here.
         let protocol_minor = Protocol::CURRENT.minor;
         let regions_max = 1 << 20;
-        let state = State::new(Options { regions_max, protocol_minor, ..options(each * size.names) });
+        let options = options(each * size.names);
+        if size.has_lines {
+            let end = options.data.end();
+            let scrubs_nothing = broken == Some(Broken::ScrubsNothing);
+            physical.lines = Some(Lines::new(seed, end, scrubs_nothing));
+            physical.knows_holders = broken != Some(Broken::GivesDirtyRegionsOn);
+        }
+        let state = State::new(Options { regions_max, protocol_minor, ..options });
         let world = Simulated::new(physical, Instant::now(), broken, &state);
         let mut pod = Self {
             conductor: None,
@@ -133,7 +143,8 @@ impl Pod {
         self.settle_down("after all faults were mended")?;
         self.alternatives_are_used()?;
         self.disks_wait_for_nobody()?;
-        self.wind_down()
+        self.wind_down()?;
+        self.world().physical.lines.as_ref().map_or(Ok(()), Lines::are_whole)
     }
 
     /// Has the pod get many instances in little time.
@@ -200,7 +211,10 @@ impl Pod {
 
     /// A controller that is broken inside would not survive its own log.
     fn may_crash(&self) -> bool {
-        !matches!(self.broken, Some(Broken::KeepsGenerations | Broken::DoesNotWaitForScrubs))
+        !matches!(
+            self.broken,
+            Some(Broken::KeepsGenerations | Broken::DoesNotWaitForScrubs | Broken::GivesDirtyRegionsOn)
+        )
     }
 
     fn start_controller(&mut self) {
@@ -323,7 +337,7 @@ impl Pod {
                     lease.generation = LeaseGeneration::new(1);
                 }
             }
-            Some(Broken::DoesNotWaitForScrubs) => {
+            Some(Broken::DoesNotWaitForScrubs | Broken::GivesDirtyRegionsOn) => {
                 for command in pod_state::model::scrub_all(&conductor.state) {
                     // It never refuses.
                     let _ = conductor.state.apply(&command);

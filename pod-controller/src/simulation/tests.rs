@@ -25,6 +25,7 @@ const SMALL: Size = Size {
     wish_every: 20,
     wishes: 1,
     check_every: 4,
+    has_lines: true,
 };
 /// Where something goes wrong all the time, and more than one thing is asked for at once.
 const LARGE: Size = Size {
@@ -40,6 +41,7 @@ const LARGE: Size = Size {
     wish_every: 5,
     wishes: 16,
     check_every: 150,
+    has_lines: false,
 };
 
 /// Seeds that once found something, for as long as the world follows from them in the same way: a join that was answered
@@ -51,7 +53,11 @@ fn outcome(seed: u64, size: Size, broken: Option<Broken>) -> Result<(usize, Seen
     let run = || {
         let mut pod = Pod::new(seed, size, broken);
         pod.run()?;
-        let met = pod.world().physical.seen;
+        let physical = &pod.world().physical;
+        let mut met = physical.seen;
+        if let Some(lines) = &physical.lines {
+            (met.given, met.given_on) = (lines.begun, lines.reused);
+        }
         Ok((pod.instances_max, met))
     };
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
@@ -92,6 +98,7 @@ fn small_pods_survive_whatever_happens() {
     }
     println!("{all:?}");
     the_network_is_bad(all);
+    assert!(all.given_on > all.given / 20, "few regions are given on to another host: {all:?}");
 }
 
 #[test]
@@ -121,6 +128,8 @@ fn what_is_broken_on_purpose_is_noticed() {
     for (broken, symptom) in [
         (Broken::DoesNotWaitForFences, "acts although it is over"),
         (Broken::DoesNotWaitForScrubs, "still hold"),
+        (Broken::GivesDirtyRegionsOn, "came over"),
+        (Broken::ScrubsNothing, "came over"),
         (Broken::ForgetsTheLastCommand, "was promised, and is not there"),
         (Broken::DeafToLinks, "which does not work"),
         (Broken::DeafToSilence, "which stands still"),

@@ -1,0 +1,30 @@
+//! How much of what may happen did.
+
+/// What the network did, and the controller.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Seen {
+    /// Messages to the controller.
+    pub(crate) said: u64,
+    /// Of them, those heard before what somebody else had said long before.
+    pub(crate) overtook: u64,
+    /// Messages, either way, that were on their way when their connection ended.
+    pub(crate) lost: u64,
+    /// Orders that were given up although their answer was on its way.
+    pub(crate) late: u64,
+    /// Regions that were given out.
+    pub(crate) given: u64,
+    /// Of them, those where another host had one before.
+    pub(crate) given_on: u64,
+}
+
+impl Seen {
+    /// With what was seen elsewhere.
+    pub(crate) fn add(&mut self, more: Self) {
+        self.said += more.said;
+        self.overtook += more.overtook;
+        self.lost += more.lost;
+        self.late += more.late;
+        self.given += more.given;
+        self.given_on += more.given_on;
+    }
+}
