@@ -190,7 +190,7 @@ impl<M: Memory> Disk<M> {
         self.blocked = false;
         if inherited && !caches {
             // Its driver never will. Nobody waits for it.
-            self.flush(std::sync::mpsc::sync_channel(1).0);
+            self.flush_writes(std::sync::mpsc::sync_channel(1).0);
         }
         inherited
     }

@@ -25,7 +25,7 @@ pub(super) struct OwnFlush {
 
 impl<M: Memory> Disk<M> {
     /// Flushes what was written until now, and says so.
-    pub(crate) fn flush(&mut self, done: SyncSender<()>) {
+    pub(crate) fn flush_writes(&mut self, done: SyncSender<()>) {
         if self.unflushed.is_settled() && !self.has_cached_writes() {
             let _ = done.try_send(());
             return;
@@ -49,7 +49,7 @@ impl<M: Memory> Disk<M> {
         while self.slots.candidate().is_some()
             && let Some(done) = self.waiting_flushes.pop()
         {
-            self.flush(done);
+            self.flush_writes(done);
         }
     }
 

@@ -262,7 +262,7 @@ impl<M: Memory> Task for FrontendTask<M> {
             }
             Message::Flush(lease, done) => {
                 if let Some(disk) = self.disk_mut(lease) {
-                    disk.flush(done);
+                    disk.flush_writes(done);
                 }
             }
             Message::GuestMemory(lease, memory, done) => {

@@ -205,8 +205,8 @@ fn written_before(pod: &mut Pod<HardwareMemory>, data: &[u8]) -> Driver {
     driver
 }
 
-#[test]
-fn what_an_earlier_frontend_wrote_is_flushed_when_the_cache_is_switched_off() {
+/// Has these data written by a driver that then switches the write cache off, and the drive's host lose its power: they are on the medium.
+fn outlive_once_the_cache_is_off(write: impl Fn(&mut Pod<HardwareMemory>, &[u8]) -> Driver) {
     for seed in 0..8 {
         let (pool, directory) = (pool(), tempfile::tempdir_in("/dev/shm").unwrap());
         let path = directory.path().join("ssd.img");
@@ -214,8 +214,9 @@ fn what_an_earlier_frontend_wrote_is_flushed_when_the_cache_is_switched_off() {
             Pod::new(pool.hardware(), pool.hardware(), pool.layout().data().start);
         pod.start(ssd(&pool, &path, VolatileCacheOptions::new(seed)));
         let data = pattern(seed, 64 << 10);
-        let mut driver = written_before(&mut pod, &data);
+        let mut driver = write(&mut pod, &data);
         driver.guest.set_config(32, &[0]);
+        // It is answered after that.
         assert_eq!(driver.guest.config(60)[32], 0);
         pod.backend = None;
         let mut found = vec![0; data.len()];
@@ -223,6 +224,11 @@ fn what_an_earlier_frontend_wrote_is_flushed_when_the_cache_is_switched_off() {
         std::os::unix::fs::FileExt::read_exact_at(&file, &mut found, VOLUME_START + 8 * SECTOR).unwrap();
         assert!(found == data, "{seed}");
     }
+}
+
+#[test]
+fn what_an_earlier_frontend_wrote_is_flushed_when_the_cache_is_switched_off() {
+    outlive_once_the_cache_is_off(written_before);
 }
 
 #[test]
@@ -278,26 +284,9 @@ fn switching_the_cache_off_flushes_also_when_the_disk_has_as_many_requests_as_it
 /// From then on the driver flushes no more.
 #[test]
 fn what_was_written_before_the_cache_was_switched_off_outlives_a_power_failure() {
-    for seed in 0..8 {
-        let (pool, directory) = (pool(), tempfile::tempdir_in("/dev/shm").unwrap());
-        let path = directory.path().join("ssd.img");
-        let mut pod: Pod<HardwareMemory> =
-            Pod::new(pool.hardware(), pool.hardware(), pool.layout().data().start);
-        pod.start(ssd(&pool, &path, VolatileCacheOptions::new(seed)));
-        let mut driver = Driver::connected(&pod);
-        let data = pattern(seed, 64 << 10);
-        assert_eq!(driver.write_sectors(8, &data), OK);
-        driver.guest.set_config(32, &[0]);
-        // It is answered after that.
-        assert_eq!(driver.guest.config(60)[32], 0);
-        pod.backend = None;
-        let mut found = vec![0; data.len()];
-        std::os::unix::fs::FileExt::read_exact_at(
-            &File::open(&path).unwrap(),
-            &mut found,
-            VOLUME_START + 8 * SECTOR,
-        )
-        .unwrap();
-        assert!(found == data, "{seed}");
-    }
+    outlive_once_the_cache_is_off(|pod, data| {
+        let mut driver = Driver::connected(pod);
+        assert_eq!(driver.write_sectors(8, data), OK);
+        driver
+    });
 }

@@ -202,15 +202,20 @@ fn af_xdp_starts_once_what_was_in_its_way_is_gone() {
     });
 }
 
+/// A megabyte is the smallest area that a configuration may ask for.
+fn small_stage() -> Stage {
+    let mut stage = Stage::new();
+    let area = Area::new(LineOffset::new((8 << 20) / 64), LineCount::new((1 << 20) / 64));
+    stage.buffers = ReceiveBuffers::new(area);
+    stage
+}
+
 #[test]
 fn af_xdp_leaves_buffers_of_a_small_area_to_who_receives() {
     in_namespace(|| {
         veth();
         let wire = Wire::open("peer");
-        let mut stage = Stage::new();
-        // A megabyte is the smallest area that a configuration may ask for.
-        let area = Area::new(LineOffset::new((8 << 20) / 64), LineCount::new((1 << 20) / 64));
-        stage.buffers = ReceiveBuffers::new(area);
+        let mut stage = small_stage();
         let mut nic = AfXdpNic::open(&config("name='nic0'\ndriver='af-xdp'\ninterface='ours'"), &stage.pool)
             .expect("opened");
         nic.start(&mut stage.buffers).expect("started");
@@ -231,9 +236,7 @@ fn what_finds_no_buffer_of_an_af_xdp_socket_is_counted() {
     in_namespace(|| {
         veth();
         let wire = Wire::open("peer");
-        let mut stage = Stage::new();
-        let area = Area::new(LineOffset::new((8 << 20) / 64), LineCount::new((1 << 20) / 64));
-        stage.buffers = ReceiveBuffers::new(area);
+        let mut stage = small_stage();
         let text = "name='nic0'\ndriver='af-xdp'\ninterface='ours'";
         let mut nic = AfXdpNic::open(&config(text), &stage.pool).expect("opened");
         nic.start(&mut stage.buffers).expect("started");

@@ -184,55 +184,37 @@ pub(super) fn set_option<T>(socket: &OwnedFd, option: libc::c_int, value: &T) ->
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// What the kernel says of one option of a socket.
+///
+/// # Safety
+///
+/// Whatever the kernel writes for this option, and zeroes, are valid for a `T`.
+unsafe fn get<T>(socket: &OwnedFd, option: libc::c_int) -> io::Result<T> {
+    // SAFETY: the caller's word.
+    let mut value: T = unsafe { std::mem::zeroed() };
+    let mut bytes = libc::socklen_t::try_from(size_of::<T>()).expect("a short structure");
+    // SAFETY: the kernel writes at most `bytes` bytes into the value.
+    let result = unsafe {
+        let into = (&raw mut value).cast();
+        libc::getsockopt(socket.as_raw_fd(), libc::SOL_XDP, option, into, &raw mut bytes)
+    };
+    if result == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
+}
+
 /// What the kernel counts of a socket's troubles.
 pub(super) fn statistics(socket: &OwnedFd) -> io::Result<libc::xdp_statistics> {
-    // SAFETY: plain data for which zeroes are valid.
-    let mut statistics: libc::xdp_statistics = unsafe { std::mem::zeroed() };
-    let mut bytes = libc::socklen_t::try_from(size_of_val(&statistics)).expect("a short structure");
-    // SAFETY: the kernel writes at most `bytes` bytes into the structure.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_XDP,
-            libc::XDP_STATISTICS,
-            (&raw mut statistics).cast(),
-            &raw mut bytes,
-        )
-    };
-    if result == 0 { Ok(statistics) } else { Err(io::Error::last_os_error()) }
+    // SAFETY: plain numbers.
+    unsafe { get(socket, libc::XDP_STATISTICS) }
 }
 
 /// Where the kernel has laid out the rings in their mappings.
 pub(super) fn mmap_offsets(socket: &OwnedFd) -> io::Result<libc::xdp_mmap_offsets> {
-    // SAFETY: plain data for which zeroes are valid.
-    let mut offsets: libc::xdp_mmap_offsets = unsafe { std::mem::zeroed() };
-    let mut bytes = libc::socklen_t::try_from(size_of_val(&offsets)).expect("a short structure");
-    // SAFETY: the kernel writes at most `bytes` bytes into the structure.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_XDP,
-            libc::XDP_MMAP_OFFSETS,
-            (&raw mut offsets).cast(),
-            &raw mut bytes,
-        )
-    };
-    if result == 0 { Ok(offsets) } else { Err(io::Error::last_os_error()) }
+    // SAFETY: plain numbers.
+    unsafe { get(socket, libc::XDP_MMAP_OFFSETS) }
 }
 
 /// What the kernel has chosen for a socket that is bound.
 pub(super) fn options(socket: &OwnedFd) -> io::Result<u32> {
-    let mut options = 0_u32;
-    let mut bytes = libc::socklen_t::try_from(size_of_val(&options)).expect("a word");
-    // SAFETY: the kernel writes at most `bytes` bytes into the word.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_XDP,
-            libc::XDP_OPTIONS,
-            (&raw mut options).cast(),
-            &raw mut bytes,
-        )
-    };
-    if result == 0 { Ok(options) } else { Err(io::Error::last_os_error()) }
+    // SAFETY: a number.
+    unsafe { get(socket, libc::XDP_OPTIONS) }
 }
