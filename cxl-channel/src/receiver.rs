@@ -302,6 +302,15 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
         }
     }
 
+    /// Tells the sender of all that was received, which otherwise is done every half ring, and returns once it can see that. For
+    /// whoever counts what it does not know as room that is taken, and has little left.
+    pub fn acknowledge_now(&mut self) {
+        if self.lag() > 0 {
+            self.acknowledge();
+            self.settle();
+        }
+    }
+
     /// Returns once the sender can see what is [acknowledged](Self::acknowledged): before its doorbell is rung for that, since whoever
     /// is woken looks once and may sleep again.
     pub(crate) fn settle(&self) {

@@ -416,7 +416,6 @@ fn every_omission_in_the_engine_is_noticed() {
         unmet: &[
             ("frontend/flushed.rs flush: memory.flush(ByteOffset::new(self.start + unit * self.unit_bytes), self.unit_bytes)",
                 "left out where it is called"),
-            ("frontend/task.rs message: disk.flush(done)", "of a disk, not of memory"),
         ],
     }
     .prove(run);

@@ -18,13 +18,14 @@ const SEND_BUDGET: u32 = 64;
 /// Requests that a disk may have with a backend however many others have.
 const SHARE_LEAST: u32 = 4;
 
-/// How many more requests a disk may send that has `outstanding` already, where a channel has `room` for so many, of which others want some.
+/// How many more requests a disk may send that has `outstanding` already, where of a channel's so many are `free`, of which others want some.
 ///
-/// It may have as many as there is still room for (a dynamic threshold, A. K. Choudhury, E. L. Hahne: Dynamic Queue Length Thresholds for
+/// It may have as many as are still free (a dynamic threshold, A. K. Choudhury, E. L. Hahne: Dynamic Queue Length Thresholds for
 /// Shared-Memory Packet Switches, 1998). So disks whose device hangs never fill a channel: of n of them each has the (n+1)th part, and as much is
 /// left for those whose device answers.
-fn share_of(room: u32, outstanding: u32, others: bool) -> u32 {
-    if others { room.min(room.max(SHARE_LEAST).saturating_sub(outstanding)) } else { room }
+fn share_of(free: u32, outstanding: u32, others: bool) -> u32 {
+    // Each that it sends is one less that is free.
+    if others { free.min(free.max(SHARE_LEAST).saturating_sub(outstanding).div_ceil(2)) } else { free }
 }
 
 /// A channel to a backend.
@@ -118,16 +119,22 @@ impl<M: Memory> FrontendTask<M> {
         // Answers that we took but have not acknowledged yet still take up their ring. Were they not counted, the backend could
         // find it full, and nobody would wake it when it no longer is.
         let unacknowledged = u32::try_from(channel.data.receiver.lag()).unwrap_or(u32::MAX);
-        let mut room = channel
-            .capacity
-            .saturating_sub(outstanding.saturating_add(unacknowledged))
-            .min(channel.data.sender.free());
+        // What nobody has.
+        let mut free = channel.capacity.saturating_sub(outstanding);
+        let mut room = if unacknowledged > free / 2 {
+            // Or a device that hangs keeps everybody waiting: no answer of its comes, after which this would be done by itself.
+            channel.data.receiver.acknowledge_now();
+            free
+        } else {
+            free - unacknowledged
+        }
+        .min(channel.data.sender.free());
         let mut moved = false;
         let mut left = room.min(SEND_BUDGET);
         for (position, disk) in
             self.disks.values_mut().filter(|disk| disk.object().route.channel == id).enumerate()
         {
-            let may = share_of(room, disk.with_backend(), count > 1);
+            let may = share_of(free, disk.with_backend(), count > 1).min(room);
             // Each its share of what is left, so that one guest cannot keep the others from being served.
             let share = left.div_ceil(count - u32::try_from(position).unwrap_or(0)).min(may);
             // Who has had its share goes on in the next turn. Where the channel is full, only an answer makes room.
@@ -135,16 +142,15 @@ impl<M: Memory> FrontendTask<M> {
             let mut allowance = Allowance { messages: share, more, outbox: &mut channel.outbox };
             moved |= disk.submit(&mut allowance);
             disk.release_stopped();
-            left -= share - allowance.messages;
-            room -= share - allowance.messages;
+            let sent = share - allowance.messages;
+            (left, room, free) = (left - sent, room - sent, free - sent);
         }
         for (position, disk) in (plain..).zip(self.spread.values_mut().filter(|disk| disk.uses(id))) {
-            let may = share_of(room, disk.with_backend(id), count > 1);
+            let may = share_of(free, disk.with_backend(id), count > 1).min(room);
             let share = left.div_ceil(count - position).min(may);
             let sent = disk.send(id, share, &mut channel.outbox);
             moved |= sent > 0;
-            left -= sent;
-            room -= sent;
+            (left, room, free) = (left - sent, room - sent, free - sent);
         }
         if !channel.outbox.is_empty() {
             // All data before any message that announces it.
