@@ -121,14 +121,13 @@ impl<M: Memory> FrontendTask<M> {
         let unacknowledged = u32::try_from(channel.data.receiver.lag()).unwrap_or(u32::MAX);
         // What nobody has.
         let mut free = channel.capacity.saturating_sub(outstanding);
-        let mut room = if unacknowledged > free / 2 {
+        let mut room = free.saturating_sub(unacknowledged);
+        if room < free.min(SEND_BUDGET) {
             // Or a device that hangs keeps everybody waiting: no answer of its comes, after which this would be done by itself.
             channel.data.receiver.acknowledge_now();
-            free
-        } else {
-            free - unacknowledged
+            room = free;
         }
-        .min(channel.data.sender.free());
+        room = room.min(channel.data.sender.free());
         let mut moved = false;
         let mut left = room.min(SEND_BUDGET);
         for (position, disk) in

@@ -349,20 +349,20 @@ fn more_than_fits_waits_in_the_ring() {
         assert!(driver.guest.wait_used(1, PATIENCE).is_some());
     }
     assert!((0..40).all(|index| driver.status(index) == OK));
-    // More small ones than the channel has slots. Of the 40 answers the frontend has acknowledged 32, so far: with the
-    // others still in their ring there is room for 56. The 57th would wait for a room of which nobody tells.
+    // More small ones than the channel has slots. Of the 40 before, the backend has acknowledged 32 so far, and the others at some point
+    // of what follows. Never is more under way than the slots that answers will need.
     control.set_depth(usize::MAX);
     control.hold(true);
     let unacknowledged = 40 % (SLOTS as usize / 2);
-    for index in 0..64 {
+    for index in 0..72 {
         driver.offer((index % 2) as usize, index % PLACES, T_FLUSH, 0, 0);
     }
-    eventually(|| control.waiting() == SLOTS as usize - unacknowledged);
+    eventually(|| control.waiting() >= SLOTS as usize - unacknowledged);
     std::thread::sleep(QUIET);
-    assert_eq!(control.waiting(), SLOTS as usize - unacknowledged);
+    assert!(control.waiting() <= SLOTS as usize, "{} are under way", control.waiting());
     control.finish_backwards();
     control.hold(false);
-    for _ in 0..32 {
+    for _ in 0..36 {
         assert!(driver.guest.wait_used(0, PATIENCE).is_some());
         assert!(driver.guest.wait_used(1, PATIENCE).is_some());
     }
