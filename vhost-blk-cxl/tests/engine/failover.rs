@@ -83,6 +83,7 @@ impl<M: Memory> Scene<M> {
             self.history.work(requests);
             let held = self.history.below(2) == 0;
             self.control.hold(held);
+            // Nothing is waited for: whoever dies does so at any moment of what is under way.
             thread::sleep(Duration::from_micros(self.history.below(300)));
             self.history.collect();
             match self.history.below(10) {
