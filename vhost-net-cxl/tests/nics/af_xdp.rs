@@ -1,12 +1,13 @@
 //! AF_XDP sockets on one end of a veth pair.
 
+use std::io::ErrorKind;
 use std::time::Instant;
 
 use cxl_pool::{Area, LineCount, LineOffset};
 use vhost_net_cxl::backend::receive_buffers::{PIECES_MAX, ReceiveBuffers};
 use vhost_net_cxl::nic::af_xdp::AfXdpNic;
 use vhost_net_cxl::nic::statistics::{DriverTroubles, TroubleWatch};
-use vhost_net_cxl::nic::{Batch, Nic};
+use vhost_net_cxl::nic::{Batch, Nic, NicError};
 
 use super::{
     DEADLINE, Stage, Wire, config, frame, has_carrier, in_namespace, link_changes, one, scattered, sh,
@@ -24,7 +25,7 @@ fn af_xdp_carries_frames_both_ways_and_starts_again() {
             // What a veth cannot do is done without.
             let text = format!("name='nic0'\ndriver='af-xdp'\ninterface='ours'\nzero-copy={}", round == 1);
             let mut nic = AfXdpNic::open(&config(&text), &stage.pool).expect("opened");
-            nic.start(&mut stage.buffers).expect("started");
+            start(&mut nic, &mut stage);
             assert!(nic.link().is_up());
             for (bytes, mark) in [(60, 1), (1514, 2), (777, 3)] {
                 let packet = stage.packet([0; 12], &frame(bytes, mark));
@@ -57,6 +58,23 @@ fn af_xdp_carries_frames_both_ways_and_starts_again() {
     });
 }
 
+/// Starts it, again and again for as long as its queues are busy, as a backend does: the kernel lets go of a socket's queue some time
+/// after its descriptor is closed, when nobody else is changing interfaces.
+fn start(nic: &mut AfXdpNic, stage: &mut Stage) {
+    let give_up = Instant::now() + DEADLINE;
+    loop {
+        match nic.start(&mut stage.buffers) {
+            Ok(()) => return,
+            Err(NicError::System { source, .. })
+                if source.kind() == ErrorKind::ResourceBusy && Instant::now() < give_up =>
+            {
+                stage.buffers.reclaim();
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
 /// A UDP frame of a flow of its own.
 fn of_flow(flow: u8) -> Vec<u8> {
     let mut frame = frame(100, flow);
@@ -83,7 +101,7 @@ fn af_xdp_receives_from_all_queues_of_its_interface() {
             let mut stage = Stage::new();
             let text = format!("name='nic0'\ndriver='af-xdp'\ninterface='ours'\nzero-copy={zero_copy}");
             let mut nic = AfXdpNic::open(&config(&text), &stage.pool).expect("opened");
-            nic.start(&mut stage.buffers).expect("started");
+            start(&mut nic, &mut stage);
             let free = stage.buffers.free_count();
             // The kernel puts flows into queues by what their frames say.
             for _ in 0..20 {
@@ -113,7 +131,7 @@ fn af_xdp_has_its_interface_receive_what_is_for_instances() {
         let mut stage = Stage::new();
         let mut nic = AfXdpNic::open(&config("name='nic0'\ndriver='af-xdp'\ninterface='ours'"), &stage.pool)
             .expect("opened");
-        nic.start(&mut stage.buffers).expect("started");
+        start(&mut nic, &mut stage);
         // A veth passes everything on, a device drops what is not for it.
         sh("ip -d link show ours | grep -q 'promiscuity 1'");
         drop(nic);
@@ -129,7 +147,7 @@ fn af_xdp_goes_on_when_its_interface_leaves_a_bridge() {
         let mut stage = Stage::new();
         let mut nic = AfXdpNic::open(&config("name='nic0'\ndriver='af-xdp'\ninterface='ours'"), &stage.pool)
             .expect("opened");
-        nic.start(&mut stage.buffers).expect("started");
+        start(&mut nic, &mut stage);
         let told = link_changes(&mut nic);
         sh("ip link set ours nomaster");
         sh("ip link set peer down");
@@ -150,7 +168,7 @@ fn af_xdp_does_not_send_late_what_found_its_interface_down() {
         let open = |stage: &mut Stage| {
             let mut nic = AfXdpNic::open(&config(text), &stage.pool).expect("opened");
             stage.buffers.reclaim();
-            nic.start(&mut stage.buffers).expect("started");
+            start(&mut nic, stage);
             nic
         };
         let mut nic = open(&mut stage);
@@ -184,7 +202,7 @@ fn af_xdp_starts_once_what_was_in_its_way_is_gone() {
         let text = "name='nic0'\ndriver='af-xdp'\ninterface='ours'";
         let (mut first, mut second) = (Stage::new(), Stage::new());
         let mut other = AfXdpNic::open(&config(text), &first.pool).expect("opened");
-        other.start(&mut first.buffers).expect("started");
+        start(&mut other, &mut first);
         let mut nic = AfXdpNic::open(&config(text), &second.pool).expect("opened");
         for _ in 0..2 {
             let message = nic.start(&mut second.buffers).expect_err("the queue is in use").to_string();
@@ -192,7 +210,7 @@ fn af_xdp_starts_once_what_was_in_its_way_is_gone() {
             second.buffers.reclaim();
         }
         drop(other);
-        nic.start(&mut second.buffers).expect("started");
+        start(&mut nic, &mut second);
         let packet = second.packet([0; 12], &frame(100, 1));
         assert_eq!(nic.transmit(&one(packet)).expect("sent"), 1);
         nic.flush().expect("flushed");
@@ -218,7 +236,7 @@ fn af_xdp_leaves_buffers_of_a_small_area_to_who_receives() {
         let mut stage = small_stage();
         let mut nic = AfXdpNic::open(&config("name='nic0'\ndriver='af-xdp'\ninterface='ours'"), &stage.pool)
             .expect("opened");
-        nic.start(&mut stage.buffers).expect("started");
+        start(&mut nic, &mut stage);
         let free = stage.buffers.free_count();
         assert!(free >= PIECES_MAX, "{free}");
         // More frames than there are buffers: all of those come round.
@@ -239,7 +257,7 @@ fn what_finds_no_buffer_of_an_af_xdp_socket_is_counted() {
         let mut stage = small_stage();
         let text = "name='nic0'\ndriver='af-xdp'\ninterface='ours'";
         let mut nic = AfXdpNic::open(&config(text), &stage.pool).expect("opened");
-        nic.start(&mut stage.buffers).expect("started");
+        start(&mut nic, &mut stage);
         let driver = DriverTroubles::default();
         driver.set(nic.troubles());
         let mut watch = TroubleWatch::new(&config(text));
@@ -254,7 +272,7 @@ fn what_finds_no_buffer_of_an_af_xdp_socket_is_counted() {
         drop(nic);
         let mut second = Stage::new();
         let mut nic = AfXdpNic::open(&config(text), &second.pool).expect("opened");
-        nic.start(&mut second.buffers).expect("started");
+        start(&mut nic, &mut second);
     });
 }
 
@@ -265,7 +283,7 @@ fn af_xdp_sees_a_pulled_cable() {
         let mut stage = Stage::new();
         let text = "name='nic0'\ndriver='af-xdp'\ninterface='ours'";
         let mut nic = AfXdpNic::open(&config(text), &stage.pool).expect("opened");
-        nic.start(&mut stage.buffers).expect("started");
+        start(&mut nic, &mut stage);
         let told = link_changes(&mut nic);
         sh("ip link set peer down");
         assert!(!told.recv_timeout(DEADLINE).expect("told").0);
