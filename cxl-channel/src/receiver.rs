@@ -170,13 +170,12 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
         if self.state != State::Open && !self.ready() {
             return None;
         }
-        let slot = self.received & (self.slots - 1);
-        let at = self.first_slot.saturating_add(slot * Self::SLOT_BYTES);
+        let at = self.next_slot();
         if !M::COHERENT && self.policy.invalidates_before() {
             self.memory.invalidate(at, Self::SLOT_BYTES);
             self.memory.full_fence();
         }
-        let epoch = header::epoch(self.received >> self.slots.trailing_zeros());
+        let epoch = self.epoch();
         // Whoever waits for a message that fills a line looks at one word of it only, and so finds the message sooner.
         // On coherent memory what is read of the line afterwards is as new as that word, or newer.
         if M::COHERENT && WORDS == LINE_WORDS && self.last_word(at) & EPOCH_BIT != epoch {
@@ -208,6 +207,14 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
     /// Receives as many messages as there are and fit, and says how many.
     #[inline]
     pub fn receive_batch(&mut self, into: &mut [[u64; WORDS]]) -> usize {
+        // Whoever waits looks at one word: to find a line not to be full takes longer, and so would what comes meanwhile.
+        if M::COHERENT && self.streak == 0 && self.state == State::Open {
+            let at = self.next_slot();
+            if self.last_word(at) & EPOCH_BIT != self.epoch() {
+                self.found_nothing(at);
+                return 0;
+            }
+        }
         let mut count = 0;
         while count < into.len() {
             let whole = self.receive_lines(&mut into[count..]);
@@ -235,7 +242,7 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
             self.look_ahead();
         }
         let line = (self.received / Self::SLOTS_PER_LINE) & (self.lines - 1);
-        let epoch = header::epoch(self.received >> self.slots.trailing_zeros());
+        let epoch = self.epoch();
         // On to the end of the lap, where the epoch changes, or until the sender is to be told. What is done to the cache, is
         // done line by line.
         let until_told = (self.slots / 2).saturating_sub(self.lag()).div_ceil(Self::SLOTS_PER_LINE).max(1);
@@ -257,6 +264,18 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
             self.consumed(at);
         }
         count
+    }
+
+    /// Where the next message will be.
+    #[inline]
+    fn next_slot(&self) -> ByteOffset {
+        self.first_slot.saturating_add((self.received & (self.slots - 1)) * Self::SLOT_BYTES)
+    }
+
+    /// The epoch of the next message.
+    #[inline]
+    fn epoch(&self) -> u64 {
+        header::epoch(self.received >> self.slots.trailing_zeros())
     }
 
     /// The word that the sender writes last, of the slot at `at`.
@@ -282,12 +301,11 @@ impl<M: Memory, const WORDS: usize> Receiver<M, WORDS> {
                 self.memory.full_fence();
             }
         }
-        let slot = self.received & (self.slots - 1);
-        let at = self.first_slot.saturating_add(slot * Self::SLOT_BYTES);
+        let at = self.next_slot();
         self.memory.invalidate(at, Self::SLOT_BYTES);
         self.memory.full_fence();
         let last = self.last_word(at);
-        let empty = last & EPOCH_BIT != header::epoch(self.received >> self.slots.trailing_zeros());
+        let empty = last & EPOCH_BIT != self.epoch();
         if !empty {
             self.wake();
         }

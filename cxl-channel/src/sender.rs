@@ -185,6 +185,10 @@ impl<M: Memory, const WORDS: usize> Sender<M, WORDS> {
     /// says how many. Like [`send`](Self::send) for each, but whole lines are written at once.
     #[inline]
     pub fn send_batch(&mut self, messages: &[[u64; WORDS]]) -> usize {
+        if let ([message], true) = (messages, WORDS < LINE_WORDS) {
+            // There is no line to gather, and somebody may wait for it.
+            return usize::from(self.send(*message).is_ok());
+        }
         let count = messages.len().min(self.free() as usize);
         let per_line = LINE_WORDS / WORDS;
         let to_line_end = per_line - 1 - low_bits(self.sent.wrapping_sub(1)) as usize % per_line;
