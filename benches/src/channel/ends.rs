@@ -51,30 +51,3 @@ impl<M: Memory, const WORDS: usize> Inlet<WORDS> for Receiver<M, WORDS> {
         self.receive_batch(into)
     }
 }
-
-impl<const WORDS: usize> Outlet<WORDS> for rtrb::Producer<[u64; WORDS]> {
-    fn ready(&mut self) -> bool {
-        true
-    }
-
-    fn room(&mut self) -> usize {
-        // It looks for room by itself.
-        usize::MAX
-    }
-
-    fn offer(&mut self, messages: &[[u64; WORDS]]) -> usize {
-        self.push_partial_slice(messages).0.len()
-    }
-
-    fn publish(&mut self) {}
-}
-
-impl<const WORDS: usize> Inlet<WORDS> for rtrb::Consumer<[u64; WORDS]> {
-    fn ready(&mut self) -> bool {
-        true
-    }
-
-    fn take(&mut self, into: &mut [[u64; WORDS]]) -> usize {
-        self.pop_partial_slice(into).0.len()
-    }
-}

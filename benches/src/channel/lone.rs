@@ -10,6 +10,7 @@ use anyhow::Result;
 use cxl_channel::{Receiver, Sender};
 use cxl_pool::{ByteOffset, Memory};
 
+use super::rivals::{self, Gil, Rtrb};
 use super::run::Bench;
 use super::variant::{OURS, Variant};
 use crate::cores::{self, Cores, Distance};
@@ -74,21 +75,29 @@ impl<M: Memory> End for Line<M> {
     }
 }
 
-struct Rtrb<const WORDS: usize> {
-    producer: rtrb::Producer<[u64; WORDS]>,
-    consumer: rtrb::Consumer<[u64; WORDS]>,
-}
-
 impl<const WORDS: usize> End for Rtrb<WORDS> {
     #[inline]
     fn put(&mut self, number: u64) {
         // As above.
-        let _ = self.producer.push([number; WORDS]);
+        let _ = self.0.push([number; WORDS]);
     }
 
     #[inline]
     fn get(&mut self, number: u64) -> bool {
-        self.consumer.pop().is_ok_and(|message| message[0] == number)
+        self.1.pop().is_ok_and(|message| message[0] == number)
+    }
+}
+
+impl<const WORDS: usize> End for Gil<WORDS> {
+    #[inline]
+    fn put(&mut self, number: u64) {
+        // As above.
+        let _ = self.0.try_send([number; WORDS]);
+    }
+
+    #[inline]
+    fn get(&mut self, number: u64) -> bool {
+        self.1.try_recv().is_some_and(|message| message[0] == number)
     }
 }
 
@@ -102,6 +111,10 @@ struct Kind {
 }
 
 impl Kind {
+    fn is_rivals(&self) -> bool {
+        Variant::RIVALS.iter().any(|rival| self.slug.ends_with(rival.slug()))
+    }
+
     fn median_ns(&self, distance: Distance) -> Option<f64> {
         median(self.samples.iter().filter(|sample| sample.0 == distance).map(|sample| sample.1))
     }
@@ -118,6 +131,7 @@ pub(super) fn measure(bench: &mut Bench, rounds: u32) -> Result<Vec<Figure>> {
         kind("16 B, hardware-coherent", "16B/coherent", Some("line-coherent")),
         kind("64 B, hardware-coherent", "64B/coherent", Some("line-coherent")),
         kind("16 B, rtrb", "16B/rtrb", Some("line-coherent")),
+        kind("16 B, gil", "16B/gil", Some("line-coherent")),
     ];
     let (software, hardware) = (bench.pool().software(), bench.pool().hardware());
     for _ in 0..rounds {
@@ -128,7 +142,8 @@ pub(super) fn measure(bench: &mut Bench, rounds: u32) -> Result<Vec<Figure>> {
             bare(bench, &hardware)?,
             channels::<_, 2>(bench, &hardware, Variant::Coherent)?,
             channels::<_, 8>(bench, &hardware, Variant::Coherent)?,
-            rival(bench)?,
+            rival(bench, rivals::rtrb::<2>)?,
+            rival(bench, rivals::gil::<2>)?,
         ];
         for (kind, samples) in kinds.iter_mut().zip(samples) {
             kind.samples.extend(samples);
@@ -150,7 +165,7 @@ fn summarise(kinds: &[Kind]) -> Vec<Figure> {
             let bare = kind.bare.and_then(|slug| kinds.iter().find(|kind| kind.slug == slug));
             let bare_ns = bare.and_then(|bare| bare.median_ns(distance));
             figures.push(match (bare, bare_ns) {
-                (Some(bare), Some(bare_ns)) if !kind.slug.ends_with("rtrb") => {
+                (Some(bare), Some(bare_ns)) if !kind.is_rivals() => {
                     let goal = Goal::AtMost((bare_ns * RATIO_GOAL).round());
                     figure.against(bare.slug, Some(bare_ns)).with_goal(goal)
                 }
@@ -184,12 +199,12 @@ fn channels<M: Memory, const WORDS: usize>(
     ping_pong(bench.cores(), here, there)
 }
 
-fn rival(bench: &mut Bench) -> Result<Vec<(Distance, f64)>> {
-    let ring = |_| rtrb::RingBuffer::<[u64; 2]>::new(super::run::SLOTS as usize);
-    let [one, other] = bench.in_rivals_pages(|| [0; 2].map(ring));
-    let here = Rtrb { producer: one.0, consumer: other.1 };
-    let there = Rtrb { producer: other.0, consumer: one.1 };
-    ping_pong(bench.cores(), here, there)
+fn rival<P, C>(bench: &mut Bench, ring: impl Fn() -> (P, C)) -> Result<Vec<(Distance, f64)>>
+where
+    (P, C): End,
+{
+    let [one, other] = bench.in_rivals_pages(|| [(); 2].map(|()| ring()));
+    ping_pong(bench.cores(), (one.0, other.1), (other.0, one.1))
 }
 
 /// Waits for a number.

@@ -3,6 +3,7 @@
 mod ends;
 mod lone;
 mod one_core;
+mod rivals;
 mod run;
 mod summary;
 mod traffic;
@@ -21,15 +22,15 @@ use self::traffic::{Measured, Traffic};
 use self::variant::Variant;
 use crate::cores::{self, Cores, Distance};
 
-/// Message channels: throughput and one-way latency of the paper's steps, ours, and rtrb.
+/// Message channels: throughput and one-way latency of the paper's steps, ours, and two crates.
 ///
 /// Sender and receiver are two processes on two cores that share a pool file; messages have 16 or 64 bytes, rings 8192
 /// slots. Measured are the highest rate, and the latency at several fixed rates: median and 99th percentile, counted
 /// from when a message was due. The paper (Oasis, SOSP '25, §3.2.2) needs 14 M messages/s with a median of 0.6 µs.
 ///
-/// The rival is rtrb through its own batch interface, its ring allocated in the same pool file and its sender forked off. It
-/// works on coherent memory only, so compare it with "hardware-coherent"; the other variants pay for cache control that rtrb
-/// does without.
+/// The rivals are rtrb and gil through their own batch interfaces, their rings allocated in the same pool file and their senders
+/// forked off. Judged is by the better one in each place. They work on coherent memory only, so compare them with
+/// "hardware-coherent"; the other variants pay for cache control that they do without.
 ///
 /// All variants take turns, in every round, in both directions: one of the two cores may be slower than the other, and some rings
 /// mind a slow sender more than a slow receiver. What one line transfer between the cores costs is probed before and after

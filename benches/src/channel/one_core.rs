@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use super::ends::{Inlet, Outlet};
+use super::rivals;
 use super::run::{Bench, SLOTS};
 
 const BATCH: usize = 32;
@@ -30,16 +31,19 @@ fn for_words<const WORDS: usize>(bench: &mut Bench) -> Result<()> {
     let memory = bench.pool().software();
     let (mut sender, mut receiver) = bench.both_ends::<_, WORDS>(&memory)?;
     let software = cost(&mut sender, &mut receiver);
-    let (mut producer, mut consumer) =
-        bench.in_rivals_pages(|| rtrb::RingBuffer::<[u64; WORDS]>::new(SLOTS as usize));
-    let rival = cost(&mut producer, &mut consumer);
+    let (mut producer, mut consumer) = bench.in_rivals_pages(rivals::rtrb::<WORDS>);
+    let rtrb = cost(&mut producer, &mut consumer);
+    drop((producer, consumer));
+    let (mut producer, mut consumer) = bench.in_rivals_pages(rivals::gil::<WORDS>);
+    let gil = cost(&mut producer, &mut consumer);
     let show = |(send, receive): (f64, f64)| format!("{send:.2} + {receive:.2}");
     println!(
-        "  {} B: hardware-coherent {}, software {}, rtrb {}",
+        "  {} B: hardware-coherent {}, software {}, rtrb {}, gil {}",
         WORDS * 8,
         show(coherent),
         show(software),
-        show(rival)
+        show(rtrb),
+        show(gil)
     );
     Ok(())
 }

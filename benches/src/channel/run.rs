@@ -12,6 +12,8 @@ use cxl_pool::{ByteOffset, CreateOptions, Generation, Memory, Pool};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use wadi_tests::runner::memory_tempdir;
 
+use super::ends::{Inlet, Outlet};
+use super::rivals;
 use super::traffic::{self, Measured, Traffic};
 use super::variant::Variant;
 use crate::cores::{self, Cores};
@@ -72,7 +74,8 @@ impl Bench {
         cores::unpin(self.cores)?;
         self.generation = self.generation.next();
         match variant {
-            Variant::Rtrb => self.rival::<WORDS>(traffic),
+            Variant::Rtrb => self.rival(traffic, rivals::rtrb::<WORDS>),
+            Variant::Gil => self.rival(traffic, rivals::gil::<WORDS>),
             Variant::Coherent => self.between_processes::<_, WORDS>(&self.pool.hardware(), variant, traffic),
             _ => self.between_processes::<_, WORDS>(&self.pool.software(), variant, traffic),
         }
@@ -180,9 +183,12 @@ impl Bench {
     }
 
     /// A receiver in this process, a sender in another one, through the rival's ring in the pool's pages.
-    fn rival<const WORDS: usize>(&mut self, traffic: Traffic) -> Result<Measured> {
-        let (mut producer, mut consumer) =
-            self.rival.allocate(|| rtrb::RingBuffer::<[u64; WORDS]>::new(SLOTS as usize));
+    fn rival<const WORDS: usize, O: Outlet<WORDS>, I: Inlet<WORDS>>(
+        &mut self,
+        traffic: Traffic,
+        ring: impl FnOnce() -> (O, I),
+    ) -> Result<Measured> {
+        let (mut producer, mut consumer) = self.rival.allocate(ring);
         let core = self.cores.sender;
         let sender = Forked::run(|| {
             cores::pin(core)?;

@@ -13,13 +13,14 @@ pub(crate) enum Variant {
     Adaptive,
     Coherent,
     Rtrb,
+    Gil,
 }
 
 /// The variant that the software mode uses by itself.
 pub(crate) const OURS: Variant = Variant::Adaptive;
 
 impl Variant {
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::Bypass,
         Self::NaivePrefetch,
         Self::InvalidateConsumed,
@@ -27,7 +28,11 @@ impl Variant {
         Self::Adaptive,
         Self::Coherent,
         Self::Rtrb,
+        Self::Gil,
     ];
+
+    /// Those of others.
+    pub(crate) const RIVALS: [Self; 2] = [Self::Rtrb, Self::Gil];
 
     pub(crate) const fn name(self) -> &'static str {
         match self {
@@ -38,6 +43,7 @@ impl Variant {
             Self::Adaptive => "adaptive (software mode's default)",
             Self::Coherent => "hardware-coherent",
             Self::Rtrb => "rtrb, coherent",
+            Self::Gil => "gil, coherent",
         }
     }
 
@@ -51,6 +57,7 @@ impl Variant {
             Self::Adaptive => "adaptive",
             Self::Coherent => "coherent",
             Self::Rtrb => "rtrb",
+            Self::Gil => "gil",
         }
     }
 
@@ -62,7 +69,7 @@ impl Variant {
             Self::InvalidateConsumed => Some(ReceivePolicy::InvalidateConsumed),
             Self::InvalidatePrefetched => Some(ReceivePolicy::InvalidatePrefetched),
             Self::Adaptive => Some(ReceivePolicy::Adaptive),
-            Self::Coherent | Self::Rtrb => None,
+            Self::Coherent | Self::Rtrb | Self::Gil => None,
         }
     }
 }
