@@ -54,6 +54,22 @@ struct State {
     log: Vec<Given>,
     depth: usize,
     in_order: bool,
+    /// Writes that begin at this offset are kept, whatever else is carried out.
+    keeps: Option<u64>,
+}
+
+impl State {
+    fn is_kept(&self, given: &Given) -> bool {
+        given.command.operation.writes() && self.keeps == Some(given.command.offset_bytes)
+    }
+
+    /// What is to be carried out now.
+    fn next(&mut self) -> Option<Given> {
+        let mut waiting = self.waiting.iter();
+        let passes = |given: &Given| !self.is_kept(given);
+        let next = if self.in_order { waiting.position(passes) } else { waiting.rposition(passes) };
+        self.waiting.remove(next?)
+    }
 }
 
 impl Control {
@@ -69,6 +85,7 @@ impl Control {
             log: Vec::new(),
             depth: usize::MAX,
             in_order: true,
+            keeps: None,
         };
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
         Arc::new(Self {
@@ -145,6 +162,18 @@ impl Control {
 
     pub fn finish_backwards(&self) {
         self.state.lock().unwrap().in_order = false;
+    }
+
+    /// Keeps writes that begin there, and carries out all others.
+    pub fn keep_writes_at(&self, offset_bytes: Option<u64>) {
+        self.state.lock().unwrap().keeps = offset_bytes;
+        self.ring();
+    }
+
+    /// Whether it has such a write.
+    pub fn keeps_write(&self) -> bool {
+        let state = self.state.lock().unwrap();
+        state.waiting.iter().any(|given| state.is_kept(given))
     }
 
     /// Commands that it holds now.
@@ -225,8 +254,7 @@ impl<M: Memory> Ssd for RamSsd<M> {
     fn reap(&mut self, into: &mut Vec<Finished>) {
         let mut state = self.control.state.lock().unwrap();
         while state.passes > 0
-            && let Some(given) =
-                if state.in_order { state.waiting.pop_front() } else { state.waiting.pop_back() }
+            && let Some(given) = state.next()
         {
             if state.passes != usize::MAX {
                 state.passes -= 1;
