@@ -166,6 +166,7 @@ impl Connection {
         let next = ring.next_available();
         debug!(device = self.spec.name, ring = index, size, next, enabled, "ring started");
         let starts_device = !self.runs_rings();
+        let ring = ring.beside(self.others_owe(index)?);
         self.sink.ring_started(if enabled { ring } else { ring.disabled() });
         if starts_device {
             self.spec.config.tell_again();

@@ -143,6 +143,11 @@ impl InflightQueue {
         Resubmission { heads, next_available }
     }
 
+    /// Whether a predecessor may have left anything in flight. Of what it completed last it may not have taken the mark off.
+    pub(crate) fn has_marks(&self) -> bool {
+        (0..self.size).any(|head| self.mark(head).load(Ordering::Acquire) == 1)
+    }
+
     /// Records that `head` was taken from the available ring.
     pub(crate) fn take(&mut self, head: u16) {
         self.entry_counter(head).store(self.counter, Ordering::Release);

@@ -278,6 +278,17 @@ impl MockGuest {
 
     /// Starts all rings at their used index.
     pub fn start_rings(&mut self) {
+        self.describe_rings();
+        for index in 0..self.rings.len() {
+            self.enable_ring(index, true);
+        }
+        if self.tells_status {
+            assert!(self.set_status(ACKNOWLEDGE | DRIVER | FEATURES_OK | DRIVER_OK));
+        }
+    }
+
+    /// Says of all rings what there is to say, as VMMs do before they enable the first one.
+    pub fn describe_rings(&mut self) {
         let (features, memory) = (self.features, Arc::clone(&self.memory));
         for index in 0..self.rings.len() {
             let ring = &mut self.rings[index];
@@ -292,10 +303,6 @@ impl MockGuest {
             let ring = &self.rings[index];
             frontend.set_vring_call(index, &ring.call).unwrap();
             frontend.set_vring_kick(index, &ring.kick).unwrap();
-            frontend.set_vring_enable(index, true).unwrap();
-        }
-        if self.tells_status {
-            assert!(self.set_status(ACKNOWLEDGE | DRIVER | FEATURES_OK | DRIVER_OK));
         }
     }
 

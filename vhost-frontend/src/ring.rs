@@ -109,6 +109,7 @@ enum Service {
 /// Look at it once when it arrives: a guest may have kicked before. Requests that a predecessor took and did not
 /// complete come first, in the order in which they were taken.
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub struct Ring {
     parts: RingParts,
     table: Table,
@@ -120,6 +121,8 @@ pub struct Ring {
     taken_again: bool,
     service: Service,
     enabled: bool,
+    /// Rings that start after it owe requests of a predecessor.
+    others_owe: bool,
     unsignalled: bool,
     /// The used index when the guest was last signalled, or found not to want it.
     signalled: u16,
@@ -154,6 +157,7 @@ impl Ring {
             taken_again: false,
             service: Service::Full,
             enabled: true,
+            others_owe: false,
             unsignalled: false,
             signalled,
         };
@@ -176,6 +180,18 @@ impl Ring {
     #[must_use]
     pub fn disabled(self) -> Self {
         Self { enabled: false, ..self }
+    }
+
+    /// The same ring, and whether such owe requests of a predecessor that start after it.
+    #[must_use]
+    pub(crate) fn beside(self, others_owe: bool) -> Self {
+        Self { others_owe, ..self }
+    }
+
+    /// Whether rings that start after this one owe requests of a predecessor: where requests of several rings concern the same
+    /// thing, none of this one that is not [owed](Ring::owed) may begin before those. Not of the ring that starts last.
+    pub fn others_owe(&self) -> bool {
+        self.others_owe
     }
 
     /// Whether what is offered is to be served. If not, it is given back and has no effect.

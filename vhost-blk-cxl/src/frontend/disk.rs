@@ -56,6 +56,11 @@ impl Served {
         if self.stopping.as_ref().is_some_and(|it| it.leaves_owed) { 0 } else { self.ring.owed() }
     }
 
+    /// Whether there is something that must be taken before any new request of any ring.
+    pub(super) fn owes(&self) -> bool {
+        self.owed() > 0
+    }
+
     /// Whether requests are taken from it.
     pub(super) fn gives_requests(&self) -> bool {
         self.stopping.is_none() || self.owed() > 0
@@ -82,6 +87,7 @@ pub(crate) struct Allowance<'a> {
 }
 
 /// A disk. All of it belongs to the worker. How it serves the guest is in the `serve` module.
+#[expect(clippy::struct_excessive_bools, reason = "they come and go independently of each other")]
 pub(crate) struct Disk<M: Memory> {
     pub(super) memory: M,
     pub(super) object: DiskObject,
@@ -114,6 +120,8 @@ pub(crate) struct Disk<M: Memory> {
     pub(super) blocked: bool,
     /// Nothing new is taken: as soon as nothing is in flight, the disk becomes a mirrored one.
     pub(super) held: bool,
+    /// Of rings that are about to start, a predecessor owes requests.
+    pub(super) owed_elsewhere: bool,
     pub(super) first_ring: usize,
     /// What may still be done in this turn.
     pub(super) budget: TurnBudget,
@@ -152,6 +160,7 @@ impl<M: Memory> Disk<M> {
             refused: false,
             blocked: false,
             held: false,
+            owed_elsewhere: false,
             first_ring: 0,
             budget: TurnBudget::default(),
             warnings: Seldom::default(),
@@ -186,6 +195,7 @@ impl<M: Memory> Disk<M> {
         if inherited {
             self.unflushed.written();
         }
+        self.owed_elsewhere = ring.others_owe();
         self.rings[index] = Some(Served { ring, in_flight: 0, unaware: 0, stopping: None });
         self.blocked = false;
         if inherited && !caches {
@@ -197,6 +207,9 @@ impl<M: Memory> Disk<M> {
 
     /// Lets go of a ring as soon as it may, and says so with its next available index.
     pub(crate) fn stop_ring(&mut self, index: u16, reason: StopReason, done: SyncSender<u16>) {
+        // Those that have not started may not do so any more.
+        self.owed_elsewhere = false;
+        self.blocked = false;
         // Where the guest is about to come to, nothing of it was ever taken.
         let leaves_owed = reason == StopReason::Disconnected || self.object.incoming;
         match self.rings.get_mut(usize::from(index)) {

@@ -9,7 +9,7 @@ use vhost_frontend::pacing::Pacer;
 use vhost_frontend::{Buffer, Chain, ChainError, ChainReader, ChainWriter, CopyError, Next, Ring};
 
 use super::device::{ID_BYTES, caches_writes};
-use super::disk::{Allowance, Disk};
+use super::disk::{Allowance, Disk, Served};
 use super::parse::{HEADER_BYTES, Parsed, Refusal, parse};
 use super::place::Place;
 use super::slots::{Slot, State};
@@ -67,10 +67,22 @@ impl<M: Memory> Disk<M> {
         if self.blocked {
             return moved;
         }
+        // What a predecessor took may have been carried out already, and will be again: whoever saw it, or wrote in its place, before
+        // that would see its own undone. Whichever ring it is owed on, it begins first, and what meets it waits for it.
+        let owed_here = self.rings.iter().flatten().any(Served::owes);
+        let owed_only = !self.object.failed && (owed_here || self.owed_elsewhere);
+        if owed_only && !owed_here {
+            self.blocked = true;
+            return moved;
+        }
         for turn in 0..self.rings.len() {
             let ring = (self.first_ring + turn) % self.rings.len();
             let mut taken = 0;
-            while taken < RING_BUDGET && self.budget.is_left() && self.take_one(ring, allowance) {
+            while taken < RING_BUDGET
+                && self.budget.is_left()
+                && (!owed_only || self.rings[ring].as_ref().is_some_and(Served::owes))
+                && self.take_one(ring, allowance)
+            {
                 taken += 1;
             }
             moved |= taken > 0 || !self.budget.is_left();

@@ -110,6 +110,64 @@ fn a_frontend_resumes_from_the_in_flight_region() {
     collect(&mut driver, &control, 10);
 }
 
+/// The device carried out what the frontend that died had it do, and does so once more when that is resumed. What came by another ring
+/// and was seen or written before would be undone by that.
+#[test]
+fn what_a_predecessor_owes_on_one_ring_begins_before_what_is_new_on_others() {
+    let (mut pod, control) = pod(30);
+    let mut driver = Driver::connected(&pod);
+    control.hold(true);
+    driver.write(driver.place(0).data, &pattern(1, 4096));
+    let owed = driver.offer(1, 0, T_OUT, 8, 4096);
+    eventually(|| control.waiting() == 1);
+    frontend_starts_anew(&mut pod, &mut driver);
+    pod.apply_volume();
+    pod.new_channel();
+    pod.apply_disk();
+    // Nobody hears of it.
+    control.hold(false);
+    eventually(|| control.bytes(VOLUME_START + 4096, 4096) == pattern(1, 4096));
+    driver.guest.negotiate(&pod.socket(), ALL_FEATURES);
+    driver.guest.describe_rings();
+    driver.guest.enable_ring(0, true);
+    let read = driver.offer(0, 1, T_IN, 8, 4096);
+    assert!(
+        driver.guest.wait_used(0, QUIET).is_none(),
+        "the write that it would see has yet to be carried out again"
+    );
+    driver.guest.enable_ring(1, true);
+    assert_eq!(driver.answer(0, 1, read), (OK, 4097));
+    assert_eq!(driver.read(driver.place(1).data, 4096), pattern(1, 4096));
+    assert_eq!(driver.answer(1, 0, owed), (OK, 1));
+    assert_eq!(driver.write_sectors(8, &pattern(2, 4096)), OK);
+    assert_eq!(driver.read_sectors(8, 4096), pattern(2, 4096));
+}
+
+/// The same where both rings run before anything can be asked of the device.
+#[test]
+fn what_a_predecessor_owes_on_any_ring_is_taken_first() {
+    let (mut pod, control) = pod(31);
+    let mut driver = Driver::connected(&pod);
+    control.hold(true);
+    driver.write(driver.place(0).data, &pattern(1, 4096));
+    driver.offer(1, 0, T_OUT, 8, 4096);
+    eventually(|| control.waiting() == 1);
+    frontend_starts_anew(&mut pod, &mut driver);
+    driver.offer(0, 1, T_IN, 8, 4096);
+    pod.apply_volume();
+    pod.new_channel();
+    pod.apply_disk();
+    driver.guest.connect(&pod.socket(), ALL_FEATURES);
+    // The new channel waits for what the dead one asked for.
+    let before = control.log().len();
+    control.hold(false);
+    for ring in 0..2 {
+        assert!(driver.guest.wait_used(ring, PATIENCE).is_some(), "ring {ring}");
+    }
+    assert!(control.log()[before].operation.writes(), "a read of what it writes came first");
+    assert_eq!((driver.status(0), driver.status(1)), (OK, OK));
+}
+
 #[test]
 fn a_failed_device_answers_and_comes_back() {
     let (mut pod, control) = pod(24);

@@ -55,6 +55,21 @@ impl Connection {
         Ok(())
     }
 
+    /// Whether of a ring that starts after this one, since the VMM has said already how it kicks there, a predecessor may have left
+    /// requests in flight.
+    pub(super) fn others_owe(&self, index: u16) -> Result<bool> {
+        for (other, vring) in (0..).zip(&self.vrings) {
+            let starts = !vring.running && vring.kick_known && vring.addresses.is_some();
+            if other != index
+                && starts
+                && self.inflight_queue(other, vring.size)?.is_some_and(|queue| queue.has_marks())
+            {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// The part of the region that is ring `index`'s, of `size` descriptors, if there is a region.
     pub(super) fn inflight_queue(&self, index: u16, size: u16) -> Result<Option<InflightQueue>> {
         let Some(inflight) = &self.inflight else { return Ok(None) };
