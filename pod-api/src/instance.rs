@@ -65,6 +65,11 @@ pub struct Instance {
     pub conditions: Vec<Condition>,
 }
 
+/// A controller that does not say.
+const fn usually_linked() -> bool {
+    true
+}
+
 const fn usual_priority() -> u16 {
     objects::Priority::DEFAULT.get()
 }
@@ -144,6 +149,9 @@ pub struct Nic {
     pub queue_pairs: u16,
     /// The NIC in use, as `h2/nic0`.
     pub nic: String,
+    /// Whether that NIC works, or another one carries its packets: what the guest is to see as its link.
+    #[serde(default = "usually_linked")]
+    pub link: bool,
     /// Where it uses several NICs at the same time, which are a link aggregation group: all of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rails: Vec<NicRail>,

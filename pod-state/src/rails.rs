@@ -66,6 +66,12 @@ impl State {
         lease.active_nic().is_some_and(|active| !self.other_rails(active).is_empty())
     }
 
+    /// Whether something carries what a lease sends: its NIC works, or another one that it uses at the same time. A NIC whose owner is
+    /// silent carries nothing, although it is not known to be lost.
+    pub fn has_link(&self, lease: &Lease) -> bool {
+        lease.active_nic().is_some_and(|active| self.rails_of(active).iter().any(|rail| self.is_up(rail)))
+    }
+
     /// What the frontend of a lease is told of the NICs that it uses at the same time; nothing if there is only one.
     pub(super) fn rail_objects(&self, lease: &Lease, frontend: EndpointId) -> Vec<RailObject> {
         let LeaseKind::Nic { active, mtu, .. } = &lease.kind else { return Vec::new() };

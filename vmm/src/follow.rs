@@ -1,5 +1,5 @@
 //! Following an instance for the machine that runs it: when the controller leases a device to it, or wants one back, the machine
-//! gets it or loses it.
+//! gets it or loses it, and its NICs have a link as long as something carries their packets.
 //!
 //! Only what there is is looked at: what the instance has leased, and what QEMU has. So it does not matter who died in between,
 //! and looking twice changes nothing more.
@@ -15,6 +15,7 @@ use pod_api::{DeviceAnswer, Disk, Event, EventKind, Instance, Nic};
 
 use crate::device::Parts;
 use crate::instance::{disk, network};
+use crate::links::Links;
 use crate::plug::{Inventory, Plugger};
 use crate::{MonitorAddress, Registry, RunningVm, VmmError};
 
@@ -115,8 +116,9 @@ impl Follower {
     /// Follows it until the machine ends, or its guest runs on another host. `say` is told what happens, once each.
     pub fn follow(&self, mut say: impl FnMut(&str)) {
         let mut said = String::new();
+        let mut links = Links::default();
         while self.machine.process.runs() {
-            match self.follow_controller(&mut said, &mut say) {
+            match self.follow_controller(&mut said, &mut links, &mut say) {
                 Ok(Seen::Elsewhere) => return,
                 Ok(_) => {}
                 Err(error) => {
@@ -132,25 +134,30 @@ impl Follower {
     }
 
     /// Until the machine ends, the guest is elsewhere, or the controller or QEMU does not answer.
-    fn follow_controller(&self, said: &mut String, say: &mut impl FnMut(&str)) -> Result<Seen, VmmError> {
+    fn follow_controller(
+        &self,
+        said: &mut String,
+        links: &mut Links,
+        say: &mut impl FnMut(&str),
+    ) -> Result<Seen, VmmError> {
         let mut events = self.client.follow_new_events()?;
         let mut asked = Asked::new();
         let mut news = Instant::now();
         let mut looked = Instant::now();
         // What happened before, and nobody followed.
-        let mut seen = self.look(&mut asked, say)?;
+        let mut seen = self.look(&mut asked, links, say)?;
         said.clear();
         while self.machine.process.runs() && seen != Seen::Elsewhere {
             let prompt = seen == Seen::UnderWay && news.elapsed() < NEWS;
             let event = events.next_within(if prompt { POLL } else { LOOK })?;
-            let concerned = event.is_some_and(|event| self.concerns(&event));
+            let concerned = event.is_some_and(|event| self.concerns(&event) || links.hang_on(&event.subject));
             if concerned {
                 news = Instant::now();
             }
             // A guest can also give a device up by itself.
             if concerned || seen == Seen::UnderWay || looked.elapsed() > REGULARLY {
                 looked = Instant::now();
-                seen = self.look(&mut asked, say)?;
+                seen = self.look(&mut asked, links, say)?;
             }
         }
         Ok(seen)
@@ -166,7 +173,12 @@ impl Follower {
     }
 
     /// Brings the machine in line with the instance as it is now, and tells the controller what became of it.
-    fn look(&self, asked: &mut Asked, say: &mut impl FnMut(&str)) -> Result<Seen, VmmError> {
+    fn look(
+        &self,
+        asked: &mut Asked,
+        links: &mut Links,
+        say: &mut impl FnMut(&str),
+    ) -> Result<Seen, VmmError> {
         let instance = self.client.instance(&self.machine.name)?;
         if instance.migration.is_some() {
             return Ok(Seen::InLine);
@@ -208,6 +220,7 @@ impl Follower {
             }
             under_way |= self.bring(&instance, lease, &before, &mut plugger, say)?;
         }
+        under_way |= links.bring(&instance.nics, &before, &mut plugger, Instant::now(), say)?;
         match failed {
             Some(error) => Err(error),
             None => Ok(if under_way { Seen::UnderWay } else { Seen::InLine }),
@@ -353,7 +366,7 @@ mod tests {
         // It was taken by force, and the guest was asked for it then.
         let mut asked = Asked::from([("vol0".to_owned(), Instant::now())]);
         let is_asked = |asked: &mut Asked| {
-            assert_eq!(follower.look(asked, &mut |_| {}).unwrap(), Seen::UnderWay);
+            assert_eq!(follower.look(asked, &mut Links::default(), &mut |_| {}).unwrap(), Seen::UnderWay);
             qemu.asked().contains(&"device_del".to_owned())
         };
         assert!(!is_asked(&mut asked), "it has time");

@@ -17,6 +17,7 @@ mod follow;
 pub mod hook;
 mod instance;
 pub mod libvirt;
+mod links;
 mod machine;
 mod memory;
 mod migration;

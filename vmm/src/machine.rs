@@ -10,7 +10,6 @@ use cxl_pool::GuestLock;
 use qapi::qmp;
 
 use crate::console_log::ConsoleLog;
-use crate::device::qdev_name;
 use crate::monitor::{MONITOR_DEADLINE, Monitor, connect};
 use crate::pool_ram::check_offset;
 use crate::slicing::ControlFile;
@@ -150,15 +149,6 @@ impl Vm {
     /// Waits until QEMU answers. One that is to receive a guest listens for it by then.
     pub fn wait_until_listening(&mut self) -> Result<(), VmmError> {
         self.monitor().map(drop)
-    }
-
-    /// Sets the link of a network device, as the guest sees it.
-    pub fn set_link(&mut self, device: &str, up: bool) -> Result<(), VmmError> {
-        let mut monitor = self.monitor()?;
-        monitor
-            .execute(&qmp::set_link { name: qdev_name(device), up })
-            .map(drop)
-            .map_err(|e| VmmError::Monitor { reason: e.to_string() })
     }
 
     /// Asks the guest to power off, by the button.

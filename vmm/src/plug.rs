@@ -11,6 +11,9 @@ use crate::device::{self, Host, Parts};
 use crate::monitor::{Monitor, connect, failed};
 use crate::{Accelerator, QemuVersion, VmmError};
 
+/// What QEMU begins the description of a socket with whose other end it does not reach.
+const DISCONNECTED: &str = "disconnected:";
+
 #[derive(Serialize)]
 #[serde(transparent)]
 struct ChardevAdd(Value);
@@ -39,6 +42,8 @@ pub(crate) struct Inventory {
     /// The devices of the pod for which QEMU speaks with a frontend, by their character devices: these are made first and removed
     /// last.
     speaking: BTreeSet<String>,
+    /// Those of them whose frontend QEMU does not reach.
+    unserved: BTreeSet<String>,
 }
 
 impl Inventory {
@@ -60,6 +65,11 @@ impl Inventory {
     /// Whether the guest has this device.
     pub(crate) fn has(&self, device: &str) -> bool {
         self.speaking.contains(device) && self.devices.contains_key(&device::qdev_name(device))
+    }
+
+    /// Whether QEMU reaches the frontend of this device.
+    pub(crate) fn is_served(&self, device: &str) -> bool {
+        self.speaking.contains(device) && !self.unserved.contains(device)
     }
 
     /// Refuses a slot that the machine does not have, or where something is.
@@ -116,8 +126,14 @@ impl Plugger {
     /// What QEMU has.
     pub(crate) fn inventory(&mut self) -> Result<Inventory, VmmError> {
         let chardevs = self.execute(&qmp::query_chardev {})?;
-        let speaking = chardevs.iter().filter_map(|chardev| device::device_of_chardev(&chardev.label));
-        let speaking = speaking.map(str::to_owned).collect();
+        let (mut speaking, mut unserved) = (BTreeSet::new(), BTreeSet::new());
+        for chardev in chardevs {
+            let Some(device) = device::device_of_chardev(&chardev.label) else { continue };
+            if chardev.filename.starts_with(DISCONNECTED) {
+                unserved.insert(device.to_owned());
+            }
+            speaking.insert(device.to_owned());
+        }
         let children = self.execute(&qmp::qom_list { path: "/machine/peripheral".to_owned() })?;
         let mut devices = BTreeMap::new();
         for child in children.into_iter().filter(|child| child.type_.starts_with("child<")) {
@@ -128,7 +144,7 @@ impl Plugger {
                 devices.insert(child.name, bus.to_owned());
             }
         }
-        Ok(Inventory { devices, speaking })
+        Ok(Inventory { devices, speaking, unserved })
     }
 
     /// Plugs a device in. What QEMU refuses half-way is removed again. Of one that does not answer nobody knows what it has done, or will do
@@ -158,6 +174,11 @@ impl Plugger {
         let id = Some(device::qdev_name(&parts.name));
         let add = qmp::device_add { bus: None, id, driver: parts.driver.to_owned(), arguments };
         self.execute(&add).map(drop)
+    }
+
+    /// Says what the guest is to see of a NIC's link. It sees nothing of what it was told before.
+    pub(crate) fn set_link(&mut self, device: &str, up: bool) -> Result<(), VmmError> {
+        self.execute(&qmp::set_link { name: device::qdev_name(device), up }).map(drop)
     }
 
     /// Asks the guest to let go of a device, once more if it was asked before.
@@ -247,7 +268,9 @@ mod tests {
         let inventory = Inventory {
             devices: devices.map(|(name, bus)| (name.to_owned(), bus.to_owned())).into(),
             speaking: ["vol0".to_owned(), "vol1".to_owned(), "3rd".to_owned()].into(),
+            unserved: ["vol1".to_owned()].into(),
         };
+        assert!(inventory.is_served("vol0") && !inventory.is_served("vol1") && !inventory.is_served("vol2"));
         assert!(inventory.has("3rd"));
         let error = inventory.check_slot(3).unwrap_err().to_string();
         assert!(error.contains("still taken by 3rd"), "{error}");

@@ -257,6 +257,7 @@ impl View {
             mtu: *mtu,
             queue_pairs: *queue_pairs,
             nic: self.state.device_name(active),
+            link: self.state.has_link(lease),
             rails: self.show_rails(active),
             backup: standby.as_ref().map(|standby| self.state.device_name(standby)),
             home: home.as_ref().map(|home| self.state.device_name(home)),

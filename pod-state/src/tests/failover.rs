@@ -36,6 +36,30 @@ fn lease_moves_once_a_backup_appears() {
 }
 
 #[test]
+fn a_lease_has_a_link_while_something_carries_its_packets() {
+    let mut state = pod_with_vm();
+    let has_link = |state: &State| {
+        let lease = state.leases.values().find(|lease| lease.active_nic().is_some()).expect("a NIC's lease");
+        state.has_link(lease)
+    };
+    let link = |state: &mut State, host: u16, name: &str, up: bool| {
+        let device = DeviceId { host: HostId::new(host), name: name.into() };
+        must(state, &Command::Link { device, up, reason: "carrier".to_owned() });
+    };
+    assert!(has_link(&state));
+    link(&mut state, 2, "nic0", false);
+    assert!(has_link(&state), "the backup has taken over");
+    must(&mut state, &Command::Gone { endpoint: BACKUP_BACKEND });
+    assert!(!has_link(&state));
+    link(&mut state, 2, "nic0", true);
+    assert!(has_link(&state));
+    must(&mut state, &Command::Silent { endpoint: NET_BACKEND });
+    assert!(!has_link(&state), "it may be at work, but nobody knows");
+    must(&mut state, &Command::Back { endpoint: NET_BACKEND });
+    assert!(has_link(&state));
+}
+
+#[test]
 fn lease_that_never_had_a_backup_moves_to_a_new_one() {
     let mut state = State::new(options(256));
     for id in [NET_FRONTEND, NET_BACKEND] {

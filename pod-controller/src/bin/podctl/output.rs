@@ -252,6 +252,10 @@ pub(crate) fn instance(instance: &Instance) -> String {
         let header = ["nic", "device", "backup", "mac", "mtu", "connected", "socket"];
         let _ = write!(shown, "\n\n{}", plain(&header, &[4], rows.collect()));
     }
+    for nic in instance.nics.iter().filter(|nic| !nic.link) {
+        let _ =
+            write!(shown, "\n\n{} has no link: {} does not work, and no backup does", nic.device, nic.nic);
+    }
     for nic in instance.nics.iter().filter(|nic| nic.reserved_mbps > 0) {
         let sure = if nic.failover_proven { "also" } else { "not" };
         let (rate, name) = (speed(nic.reserved_mbps), &nic.device);
@@ -373,6 +377,7 @@ mod tests {
                 mtu: 1500,
                 queue_pairs: 1,
                 nic: "h2/nic0".to_owned(),
+                link: false,
                 backup: Some("h3/nic1".to_owned()),
                 home: None,
                 draining: None,
@@ -423,6 +428,8 @@ mod tests {
              \n\
              NIC   DEVICE   BACKUP   MAC                 MTU  CONNECTED  SOCKET\n\
              net0  h2/nic0  h3/nic1  02:00:00:00:00:01  1500  no         /run/wadi/sockets/vm1-net0.sock\n\
+             \n\
+             net0 has no link: h2/nic0 does not work, and no backup does\n\
              \n\
              DISK  DEVICE      SIZE  CONNECTED  SOCKET\n\
              vol0  h2/ssd0  8.0 GiB  yes        /run/wadi/sockets/vm1-vol0.sock\n\
