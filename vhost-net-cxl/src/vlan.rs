@@ -23,6 +23,13 @@ pub fn tag(number: u16) -> [u8; TAG_BYTES] {
     [TYPE_TAGGED[0], TYPE_TAGGED[1], high, low]
 }
 
+/// Adds a tag to the frame of `bytes` bytes, its addresses at least, that lies in `bench` behind room for it, and returns it.
+pub fn insert_tag(bench: &mut [u8], bytes: usize, vlan: u16) -> &[u8] {
+    bench.copy_within(TAG_BYTES..TAG_BYTES + TAG_AT, 0);
+    bench[TAG_AT..TAG_AT + TAG_BYTES].copy_from_slice(&tag(vlan));
+    &bench[..bytes + TAG_BYTES]
+}
+
 /// The VLAN of a frame that has this where a tag would lie; none if it has no tag, or one that only tells its priority.
 pub fn number(tag: [u8; TAG_BYTES]) -> Option<u16> {
     let [type_high, type_low, high, low] = tag;

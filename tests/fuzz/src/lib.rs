@@ -17,14 +17,14 @@ pub use channel::exchange;
 pub use configuration::{configuration, rest};
 pub use control::{control, vcpus};
 pub use guest::chain;
-pub use net::{finish, net_message, source_guard, switch};
+pub use net::{finish, net_message, scattered, source_guard, switch, tag};
 pub use pool::{regions, superblock};
 
 /// A target.
 pub type Target = fn(&[u8]);
 
 /// Every target, by the name of its corpus.
-pub const TARGETS: [(&str, Target); 14] = [
+pub const TARGETS: [(&str, Target); 16] = [
     ("blk_chain", blk_chain),
     ("blk_message", blk_message),
     ("chain", chain),
@@ -35,8 +35,10 @@ pub const TARGETS: [(&str, Target); 14] = [
     ("net_message", net_message),
     ("regions", regions),
     ("rest", rest),
+    ("scattered", scattered),
     ("source_guard", source_guard),
     ("superblock", superblock),
     ("switch", switch),
+    ("tag", tag),
     ("vcpus", vcpus),
 ];

@@ -2,7 +2,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use cxl_pool::{Area, LineCount, LineOffset};
+use cxl_pool::simulated::SimulatedPool;
+use cxl_pool::{Area, ByteOffset, HostId, LineCount, LineOffset, Memory as _};
 use pod_protocol::ids::MacAddress;
 use pod_protocol::objects::RegistrationState;
 use vhost_net_cxl::backend::RegistrationIndex;
@@ -11,7 +12,9 @@ use vhost_net_cxl::ethernet::Addresses;
 use vhost_net_cxl::finish::{FRAMES_MAX, Finish, HEADERS_BYTES_MAX};
 use vhost_net_cxl::message::NetMessage;
 use vhost_net_cxl::offloads::Offloads;
+use vhost_net_cxl::scattered::{self, PIECES_MAX};
 use vhost_net_cxl::source_guard::{FRONT_BYTES, SourceGuard};
+use vhost_net_cxl::vlan::{self, TAG_AT, TAG_BYTES};
 use vhost_net_cxl::vnet_header::{ETHERNET_BYTES, VnetHeader};
 
 use super::input::Input;
@@ -78,6 +81,56 @@ pub fn finish(data: &[u8]) {
         next = Some(at + bytes);
     }
     assert_eq!(next, Some(frame_bytes), "the payload's end is missing");
+}
+
+/// How long a packet is, and the list of where its payload lies in an instance's memory, lines 32 to 63 of the pool.
+pub fn scattered(data: &[u8]) {
+    const BUFFER: ByteOffset = ByteOffset::new(512);
+    let ram = Area::new(LineOffset::new(32), LineCount::new(32));
+    let mut input = Input(data);
+    let bytes = input.u32();
+    let memory = SimulatedPool::new(1, 4096).host(HostId::new(1));
+    memory.write(scattered::list(BUFFER), &input.array::<{ scattered::LIST_BYTES_MAX as usize }>());
+    let mut pieces = Vec::new();
+    let whole = scattered::pieces(&memory, BUFFER, bytes, ram, |piece| pieces.push(piece));
+    assert!(pieces.len() <= PIECES_MAX, "the batch has no room for more");
+    // Also of a packet that is refused: they may be in the batch already.
+    let Some((front, rest)) = pieces.split_first() else { return assert!(!whole) };
+    assert_eq!((front.at, front.bytes), (BUFFER, scattered::FRONT_BYTES));
+    assert!(rest.iter().all(|piece| piece.bytes > 0 && ram.contains(piece.at, piece.bytes.into())));
+    let listed: u64 = pieces.iter().map(|piece| u64::from(piece.bytes)).sum();
+    assert!(listed <= u64::from(bytes) && whole == (listed == u64::from(bytes)));
+    // The first line of a list is invalidated in any case, the others where it is long.
+    assert!(!whole || rest.len() <= 4 || scattered::is_long(&memory, BUFFER, bytes));
+}
+
+/// The number of a VLAN, a virtio-net header, an MTU, and a frame that gets a tag and loses it again.
+pub fn tag(data: &[u8]) {
+    let mut input = Input(data);
+    let number = 1 + input.u16() % 4094;
+    let header = VnetHeader::parse(input.array());
+    let mtu = input.u16();
+    let frame = input.some(1 << 17);
+    let bytes = u32::try_from(frame.len()).expect("short");
+    let Ok(clean) = header.check(bytes, mtu, Offloads::ALL) else { return };
+    let tagged = vlan::tagged(clean);
+    let longer = bytes + u32::try_from(TAG_BYTES).expect("few");
+    if tagged.needs_checksum() {
+        assert!(u32::from(tagged.checksum_start) + u32::from(tagged.checksum_offset) + 2 <= longer);
+    }
+    assert!(!tagged.is_large() || u32::from(tagged.header_bytes) <= longer);
+    assert_eq!(tagged.required(), clean.required());
+    if clean.checksum_start.max(clean.header_bytes) < u16::MAX - 4 {
+        assert_eq!(vlan::untagged(tagged), clean);
+    }
+    let mut bench = [&[0; TAG_BYTES][..], frame].concat();
+    let with_tag = vlan::insert_tag(&mut bench, frame.len(), number);
+    assert_eq!(with_tag.len(), longer as usize);
+    let (addresses, rest) = with_tag.split_at(TAG_AT);
+    let (tag, rest) = rest.split_first_chunk().expect("a tag");
+    assert_eq!(vlan::number(*tag), Some(number));
+    assert!(vlan::is_tagged([tag[0], tag[1]]));
+    assert!([addresses, rest].concat() == frame, "it is another frame without its tag");
 }
 
 /// The front of a frame of an instance whose addresses are known.

@@ -7,13 +7,12 @@ use super::Backend;
 use super::receive_buffers::BUFFER_BYTES;
 use super::registration::RegistrationIndex;
 use super::share::Reach;
-use super::tagging::insert_tag;
 use super::wire::Outgoing;
 use crate::counters::DropReason;
 use crate::finish::{Finish, FinishFault, HEADERS_BYTES_MAX};
 use crate::message::MAX_PACKET_BYTES;
 use crate::nic::{NicError, Piece};
-use crate::vlan::TAG_BYTES;
+use crate::vlan::{TAG_BYTES, insert_tag};
 use crate::vnet_header::{HEADER_BYTES, HEADER_BYTES_U32, VnetHeader};
 
 /// Where frames are put together: in memory of our own, since the original's buffer belongs to others.

@@ -32,13 +32,6 @@ pub(super) fn tagged_announcement<const N: usize>(frame: &[u8; N], vlan: u16) ->
     tagged
 }
 
-/// Adds a tag to the frame of `bytes` bytes that lies in `bench` behind room for it, and returns it.
-pub(super) fn insert_tag(bench: &mut [u8], bytes: usize, vlan: u16) -> &[u8] {
-    bench.copy_within(TAG_BYTES..TAG_BYTES + TAG_AT, 0);
-    bench[TAG_AT..TAG_AT + TAG_BYTES].copy_from_slice(&vlan::tag(vlan));
-    &bench[..bytes + TAG_BYTES]
-}
-
 impl<M: Memory> Backend<M> {
     /// Adds a packet with a tag to what a NIC is given to send: a front of our own, and the rest of it where it lies. False if
     /// it does not lie where it may.
