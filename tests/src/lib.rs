@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod announcements;
+pub mod arrivals;
 pub mod bare_vm;
 pub mod conversation;
 pub mod counting_vm;

@@ -23,6 +23,10 @@ const WINDOW: Duration = Duration::from_millis(1500);
 const VIRTIO_NET_HEADER_BYTES: usize = 12;
 /// Of an Ethernet frame with an MTU of 1500.
 const FRAME_BYTES: usize = 1514;
+/// What frames of guests are marked as: a type for experiments.
+pub(crate) const FRAME_TYPE: u16 = 0x88b5;
+/// Where in a frame its number lies, of 8 bytes, little-endian.
+pub(crate) const FRAME_NUMBER_AT: usize = 14;
 const READ_BYTES: u32 = 16 << 10;
 /// What of a disk is read, again and again.
 const DISK_BYTES: u64 = 8 << 20;
@@ -102,9 +106,9 @@ impl Load {
         Self::start(socket, 1, 0, Disk { sector: 0 })
     }
 
-    /// One that sends frames from this address to nobody that is there.
+    /// One that sends frames from this address to nobody that is there. They are numbered from 0 on.
     pub fn nic(socket: &str, mac: [u8; 6]) -> Self {
-        Self::start(socket, 2, 0, Nic { mac })
+        Self::start(socket, 2, 0, Nic { mac, next: 0 })
     }
 
     fn start<D: Device>(socket: &str, rings: u16, features: u64, mut device: D) -> Self {
@@ -138,8 +142,18 @@ impl Load {
 
     /// Ends it, once all that it asked for was answered.
     pub fn stop(self) {
+        self.end();
+    }
+
+    /// As [`Load::stop`] for one that sends frames; returns how many it has sent.
+    pub fn stop_sending(self) -> u64 {
+        self.end().bytes.load(Ordering::Relaxed) / FRAME_BYTES as u64
+    }
+
+    fn end(self) -> Arc<Count> {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().expect("a guest that ends in order");
+        self.count
     }
 }
 
@@ -233,6 +247,8 @@ impl Device for Disk {
 
 struct Nic {
     mac: [u8; 6],
+    /// The number of its next frame.
+    next: u64,
 }
 
 impl Device for Nic {
@@ -243,10 +259,12 @@ impl Device for Nic {
     fn offer(&mut self, guest: &mut MockGuest, start: u64) -> u16 {
         let mut packet = [0; VIRTIO_NET_HEADER_BYTES + FRAME_BYTES];
         let frame = &mut packet[VIRTIO_NET_HEADER_BYTES..];
-        // An address that nobody has, and a type for experiments.
+        // An address that nobody has.
         frame[..6].copy_from_slice(&[2, 0xff, 0xff, 0xff, 0xff, 0xff]);
         frame[6..12].copy_from_slice(&self.mac);
-        frame[12..14].copy_from_slice(&[0x88, 0xb5]);
+        frame[12..14].copy_from_slice(&FRAME_TYPE.to_be_bytes());
+        frame[FRAME_NUMBER_AT..FRAME_NUMBER_AT + 8].copy_from_slice(&self.next.to_le_bytes());
+        self.next += 1;
         guest.memory().write_slice(&packet, GuestAddress(start)).expect("in memory");
         let bytes = u32::try_from(packet.len()).expect("short");
         guest.offer(Self::RING, &[Piece { address: start, bytes, writable: false }], None)

@@ -1,10 +1,11 @@
-//! A NIC that carries too much is relieved: an instance goes to another host's NIC while it sends, and no more than may.
+//! A NIC that carries too much is relieved: an instance goes to another host's NIC while it sends, and no more than may. What they send arrives, once and in order.
 
 use std::thread;
 use std::time::Duration;
 
 use pod_api::{CreateInstance, Event, EventKind, NicLimit, NicPolicy, NicRequest};
 use pod_protocol::ids::MacAddress;
+use wadi_tests::arrivals::Arrivals;
 use wadi_tests::loads::Load;
 use wadi_tests::pod::{HostPlan, Pod, PodBuilder};
 use wadi_tests::waiting::until;
@@ -23,8 +24,8 @@ fn nic_of(pod: &Pod, instance: &str) -> String {
     pod.api().instance(instance).unwrap().nics[0].nic.clone()
 }
 
-/// A guest that sends as much as its NIC's policy lets it.
-fn guest(pod: &Pod, name: &str, mbps: u64) -> Load {
+/// A guest that sends as much as its NIC's policy lets it, and its address.
+fn guest(pod: &Pod, name: &str, mbps: u64) -> ([u8; 6], Load) {
     let transmit = NicLimit { bytes_per_second: Some(mbps * 125_000), ..NicLimit::default() };
     let policy = NicPolicy { transmit, ..NicPolicy::default() };
     let request = CreateInstance {
@@ -35,7 +36,7 @@ fn guest(pod: &Pod, name: &str, mbps: u64) -> Load {
     };
     let instance = pod.create_instance_as(&request).unwrap();
     let mac: MacAddress = instance.nics[0].mac.parse().unwrap();
-    Load::nic(&instance.nics[0].socket, mac.bytes())
+    (mac.bytes(), Load::nic(&instance.nics[0].socket, mac.bytes()))
 }
 
 #[test]
@@ -48,7 +49,8 @@ fn a_busy_instance_leaves_a_nic_that_carries_too_much() {
         .start()
         .unwrap();
     pod.api().drain_device("h3", "nic0", true).unwrap();
-    let loads = GUESTS.map(|(name, mbps)| guest(&pod, name, mbps));
+    let arrivals = Arrivals::listen(pod.client_namespace()).unwrap();
+    let guests = GUESTS.map(|(name, mbps)| guest(&pod, name, mbps));
     assert!(GUESTS.iter().all(|(name, _)| nic_of(&pod, name) == "h2/nic0"));
     until("too much on h2/nic0, and nowhere to go", || {
         let told = events(&pod, EventKind::Overloaded);
@@ -66,8 +68,9 @@ fn a_busy_instance_leaves_a_nic_that_carries_too_much() {
 
     // It goes on there, and what is left is more than should be, but as much as may has moved.
     let place = GUESTS.iter().position(|(name, _)| *name == moved).unwrap();
-    let before = loads[place].bytes();
-    until("the guest to go on", || (loads[place].bytes() > before + 2_000_000).then_some(()));
+    let (_, load) = &guests[place];
+    let before = load.bytes();
+    until("the guest to go on", || (load.bytes() > before + 2_000_000).then_some(()));
     let load = |nic: &str| pod.api().balance().unwrap().nics.into_iter().find(|it| it.name == nic);
     until("both NICs to carry what they have", || {
         let (left, reached) = (load("h2/nic0")?, load("h3/nic0")?);
@@ -84,5 +87,7 @@ fn a_busy_instance_leaves_a_nic_that_carries_too_much() {
     let explained = pod.podctl(&["explain", "instance", &moved]).unwrap();
     eprintln!("{shown}\n{explained}");
     assert!(explained.contains("Mbit/s now"), "{explained}");
-    loads.into_iter().for_each(Load::stop);
+    for (mac, load) in guests {
+        arrivals.expect(mac, load.stop_sending()).unwrap();
+    }
 }
