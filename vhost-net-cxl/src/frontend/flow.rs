@@ -60,9 +60,12 @@ impl Fnv {
         }
     }
 
-    /// The upper half folded in: a few low bits of it choose a queue.
+    /// Mixed as MurmurHash3 ends: a few low bits of it choose a queue or a NIC, and those of this hash hardly change from one even port to the
+    /// next, as which a kernel hands them to connections to one server.
     const fn finish(&self) -> u32 {
-        self.0 ^ (self.0 >> 16)
+        let mixed = (self.0 ^ self.0 >> 16).wrapping_mul(0x85eb_ca6b);
+        let mixed = (mixed ^ mixed >> 13).wrapping_mul(0xc2b2_ae35);
+        mixed ^ mixed >> 16
     }
 }
 
@@ -87,6 +90,20 @@ mod tests {
         let queues: std::collections::BTreeSet<u32> =
             (0..64).map(|port| flow_hash(&udp(port, false)) % 4).collect();
         assert_eq!(queues.len(), 4);
+    }
+
+    #[test]
+    fn connections_to_one_server_spread_over_queues() {
+        // Linux connects from every other port, in a row.
+        for first in (32_768..60_000).step_by(98) {
+            for queues in [2, 3] {
+                let mut flows = vec![0; queues as usize];
+                for number in 0..24 {
+                    flows[(flow_hash(&udp(first + 2 * number, false)) % queues) as usize] += 1;
+                }
+                assert!(flows.iter().all(|count| (1..=20).contains(count)), "{first}: {flows:?}");
+            }
+        }
     }
 
     #[test]
