@@ -2,9 +2,9 @@
 
 use std::sync::{Arc, Mutex};
 
-use cxl_pool::HostId;
 use cxl_pool::simulated::{Faults, SimulatedMemory, SimulatedPool, check_seeds};
-use pod_protocol::objects::{Object, PortObject, RegistrationState};
+use cxl_pool::{Area, HostId};
+use pod_protocol::objects::{Object, PortObject, RegistrationObject, RegistrationState, Route};
 use vhost_net_cxl::ethernet::announcement;
 use vhost_net_cxl::offloads::Offloads;
 
@@ -144,12 +144,16 @@ struct Move {
     backends: [TestBackend<SimulatedMemory>; 2],
     wires: [Arc<Mutex<Wire>>; 2],
     guest: Guest,
+    /// The memory in the pool that is leased to the guest.
+    ram_area: Option<Area>,
 }
 
 impl Move {
     fn new(seed: u64) -> Self {
         let pool = SimulatedPool::new(seed, POOL_BYTES);
-        let mut frontend = TestFrontend::new(&pool.host(HostId::new(1)));
+        let here = pool.host(HostId::new(1));
+        let (guest, ram_area) = Guest::of_seed(seed, &here, 128);
+        let mut frontend = TestFrontend::new(&here).with_pool_file(guest.pool_file);
         let mut wires = Vec::new();
         let backends = [2, 3].map(|host: u16| {
             let memory = pool.host(HostId::new(host));
@@ -159,15 +163,16 @@ impl Move {
             let number = u32::from(host) - 1;
             backend.apply(Object::Channel(channel(number, 1, SLOTS, false)));
             let state = if host == 2 { Active } else { Standby };
-            backend.apply(Object::Registration(registration(1, number, 1, state, area(8, 8))));
+            let registration = registration(1, number, 1, state, area(8, 8));
+            backend.apply(Object::Registration(RegistrationObject { ram_area, ..registration }));
             frontend.apply(Object::Channel(channel(number, 1, SLOTS, true)));
             backend
         });
-        frontend.apply(Object::Port(port(1, area(8, 8), route(1, 1), Some(route(2, 1)))));
-        let guest = Guest::new(128);
+        let port = port(1, area(8, 8), route(1, 1), Some(route(2, 1)));
+        frontend.apply(Object::Port(PortObject { ram_area, ..port }));
         frontend.start(1, &guest, all_features());
         let wires = wires.try_into().expect("two");
-        let mut this = Self { pool, frontend, backends, wires, guest };
+        let mut this = Self { pool, frontend, backends, wires, guest, ram_area };
         this.settle();
         this.wires.iter().for_each(|wire| wire.lock().unwrap().frames.clear());
         this
@@ -181,14 +186,33 @@ impl Move {
 
     /// What the controller says to move the instance while both NICs work.
     fn graceful(&mut self) {
-        let tx_area = area(8, 8);
-        self.backends[1].apply(Object::Registration(registration(1, 2, 2, Active, tx_area)));
-        self.backends[0].apply(Object::Registration(registration(1, 1, 1, Draining, tx_area)));
-        self.frontend.apply(Object::Port(Self::port_while_draining()));
+        self.register(1, 2, Active);
+        self.register(0, 1, Draining);
+        self.offer(Some(route(1, 1)));
     }
 
-    fn port_while_draining() -> PortObject {
-        PortObject { draining: Some(route(1, 1)), ..port(1, area(8, 8), route(2, 2), Some(route(1, 2))) }
+    /// Registers the instance at a backend.
+    fn register(&mut self, backend: usize, generation: u16, state: RegistrationState) {
+        let channel = u32::try_from(backend).expect("two") + 1;
+        let registration = registration(1, channel, generation, state, area(8, 8));
+        let ram_area = self.ram_area;
+        self.backends[backend].apply(Object::Registration(RegistrationObject { ram_area, ..registration }));
+    }
+
+    /// Has the frontend send by the second NIC, once the one that drains is done.
+    fn offer(&mut self, draining: Option<Route>) {
+        let port = port(1, area(8, 8), route(2, 2), Some(route(1, 2)));
+        self.frontend.apply(Object::Port(PortObject { draining, ram_area: self.ram_area, ..port }));
+    }
+
+    /// Offers a packet that is long enough to stay in the pool where it lies there.
+    fn send(&mut self, number: u32) {
+        assert!(self.guest.send(&[0; 12], &frame(number, 600)));
+    }
+
+    /// So many packets stayed where they were, if they lie in the pool.
+    fn lent(&self, count: u64) {
+        assert_eq!(self.frontend.book.zero_copy(), if self.ram_area.is_some() { count } else { 0 });
     }
 
     /// The numbers of the frames that a NIC sent, announcements left out.
@@ -206,12 +230,12 @@ fn a_move_between_working_nics_loses_doubles_and_reorders_nothing() {
         // The first NIC is busy with what the guest sent before.
         moving.wires[0].lock().unwrap().room = 0;
         for number in 0..20 {
-            assert!(moving.guest.send(&[0; 12], &frame(number, 300)));
+            moving.send(number);
         }
         moving.settle();
         moving.graceful();
         for number in 20..40 {
-            assert!(moving.guest.send(&[0; 12], &frame(number, 300)));
+            moving.send(number);
         }
         moving.settle();
         assert_eq!((moving.sent(0), moving.sent(1)), (vec![], vec![]), "the new NIC waits for the old one");
@@ -223,6 +247,7 @@ fn a_move_between_working_nics_loses_doubles_and_reorders_nothing() {
         assert_eq!(moving.sent(0), (0..20).collect::<Vec<_>>());
         assert_eq!(moving.sent(1), (20..40).collect::<Vec<_>>());
         assert_eq!(moving.guest.transmit.reclaim_pairs().len(), 40);
+        moving.lent(40);
         for backend in &moving.backends {
             assert_eq!(backend.lease(1).drops, [].into());
         }
@@ -235,7 +260,7 @@ fn half_moved(seed: u64) -> Move {
     let mut moving = Move::new(seed);
     moving.wires[0].lock().unwrap().room = 3;
     for number in 0..10 {
-        assert!(moving.guest.send(&[0; 12], &frame(number, 300)));
+        moving.send(number);
     }
     moving.settle();
     moving.graceful();
@@ -257,14 +282,17 @@ fn the_switches_hear_last_from_the_nic_that_an_instance_has_moved_to() {
 
 #[test]
 fn an_old_nic_that_does_not_finish_is_waited_for_until_the_controller_gives_it_up() {
-    let mut moving = half_moved(1);
+    [1, 2].into_iter().for_each(give_up_an_old_nic);
+}
+
+fn give_up_an_old_nic(seed: u64) {
+    let mut moving = half_moved(seed);
     // The controller says the same once more, as after its restart.
-    let again = Move::port_while_draining();
-    moving.frontend.apply(Object::Port(again));
+    moving.offer(Some(route(1, 1)));
     moving.settle();
     assert_eq!((moving.sent(0), moving.sent(1)), (vec![0, 1, 2], vec![]));
-    moving.frontend.apply(Object::Port(port(1, area(8, 8), route(2, 2), Some(route(1, 2)))));
-    moving.backends[0].apply(Object::Registration(registration(1, 1, 2, Standby, area(8, 8))));
+    moving.offer(None);
+    moving.register(0, 2, Standby);
     moving.settle();
     assert_eq!(moving.sent(1), (3..10).collect::<Vec<_>>());
     assert_eq!(moving.guest.transmit.reclaim_pairs().len(), 10);
@@ -275,10 +303,14 @@ fn an_old_nic_that_does_not_finish_is_waited_for_until_the_controller_gives_it_u
 
 #[test]
 fn a_backend_that_dies_while_it_drains_costs_nothing() {
-    let mut moving = Move::new(2);
+    [1, 2].into_iter().for_each(die_while_draining);
+}
+
+fn die_while_draining(seed: u64) {
+    let mut moving = Move::new(seed);
     moving.wires[0].lock().unwrap().room = 0;
     for number in 0..10 {
-        assert!(moving.guest.send(&[0; 12], &frame(number, 300)));
+        moving.send(number);
     }
     moving.settle();
     moving.graceful();

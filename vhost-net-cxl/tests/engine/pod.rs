@@ -28,7 +28,7 @@ use virtio_bindings::virtio_net::VIRTIO_NET_F_MRG_RXBUF;
 
 use crate::guest::Guest;
 
-pub(crate) const POOL_BYTES: u64 = 64 << 20;
+pub(crate) const POOL_BYTES: u64 = 80 << 20;
 pub(crate) const NIC: &str = "nic0";
 const MTU: u16 = 1500;
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use cxl_pool::simulated::{Faults, SimulatedMemory, SimulatedPool, check_seeds};
-use cxl_pool::{CoherenceMode, HostId, Memory};
+use cxl_pool::{Area, CoherenceMode, HostId, Memory};
 use pod_protocol::objects::{
     NicPolicy, Object, PortObject, RailObject, RailState, RateLimit, RegistrationObject, RegistrationState,
 };
@@ -36,6 +36,8 @@ struct Pod {
     backends: [TestBackend<SimulatedMemory>; 2],
     wires: [Arc<Mutex<Wire>>; 2],
     guest: Guest,
+    /// The memory in the pool that is leased to the guest.
+    ram_area: Option<Area>,
     /// In the order in which it went out.
     sent: Vec<Sent>,
     /// Of each flow, the number of its next packet.
@@ -45,7 +47,9 @@ struct Pod {
 impl Pod {
     fn new(seed: u64) -> Self {
         let pool = SimulatedPool::new(seed, POOL_BYTES);
-        let mut frontend = TestFrontend::new(&pool.host(HostId::new(1)));
+        let here = pool.host(HostId::new(1));
+        let (mut guest, ram_area) = Guest::of_seed(seed, &here, 256);
+        let mut frontend = TestFrontend::new(&here).with_pool_file(guest.pool_file);
         let mut wires = Vec::new();
         let backends = [1_u32, 2].map(|number| {
             let memory = pool.host(HostId::new(u16::try_from(number).expect("small") + 1));
@@ -53,16 +57,15 @@ impl Pod {
             let (mut backend, wire) = recording_backend(&memory, Offloads::ALL, usize::MAX, receive_area);
             wires.push(wire);
             backend.apply(Object::Channel(channel(number, 1, SLOTS, false)));
-            backend.apply(Object::Registration(on_a_rail(number, 1)));
+            backend.apply(Object::Registration(RegistrationObject { ram_area, ..on_a_rail(number, 1) }));
             frontend.apply(Object::Channel(channel(number, 1, SLOTS, true)));
             backend
         });
-        frontend.apply(Object::Port(spread([Up, Up])));
-        let mut guest = Guest::new(256);
+        frontend.apply(Object::Port(PortObject { ram_area, ..spread([Up, Up]) }));
         guest.post(32, BUFFER_BYTES);
         frontend.start(1, &guest, all_features());
         let (wires, next) = (wires.try_into().expect("two"), BTreeMap::new());
-        let mut this = Self { pool, frontend, backends, wires, guest, sent: Vec::new(), next };
+        let mut this = Self { pool, frontend, backends, wires, guest, ram_area, sent: Vec::new(), next };
         this.settle();
         this.sent.clear();
         this
@@ -97,7 +100,8 @@ impl Pod {
     /// Offers the next packet of a flow; false if the queue is full.
     fn send(&mut self, flow: u8) -> bool {
         let next = self.next.entry(flow).or_default();
-        let mut packet = frame(*next, 100 + usize::from(flow));
+        // Long enough to stay in the pool where it lies there.
+        let mut packet = frame(*next, 600 + usize::from(flow));
         packet[5] = FIRST_FLOW + flow;
         let offered = self.guest.send(&[0; 12], &packet);
         *next += u32::from(offered);
@@ -125,7 +129,7 @@ impl Pod {
     }
 
     fn tell(&mut self, states: [RailState; 2]) {
-        self.frontend.apply(Object::Port(spread(states)));
+        self.frontend.apply(Object::Port(PortObject { ram_area: self.ram_area, ..spread(states) }));
     }
 }
 
@@ -149,9 +153,10 @@ fn what_a_guest_may_receive_counts_for_all_of_its_nics_together() {
         let policy = NicPolicy { receive, ..NicPolicy::default() };
         for (backend, number) in pod.backends.iter_mut().zip([1, 2]) {
             let policy = policy.clone();
-            backend.apply(Object::Registration(RegistrationObject { policy, ..on_a_rail(number, 1) }));
+            let registration = RegistrationObject { policy, ram_area: pod.ram_area, ..on_a_rail(number, 1) };
+            backend.apply(Object::Registration(registration));
         }
-        pod.frontend.apply(Object::Port(PortObject { policy, ..spread([Up, Up]) }));
+        pod.frontend.apply(Object::Port(PortObject { policy, ram_area: pod.ram_area, ..spread([Up, Up]) }));
     };
     let arrive = |pod: &mut Pod, each: usize| {
         for wire in &pod.wires {
@@ -381,6 +386,7 @@ fn no_order_of_events_loses_doubles_or_reorders_anything() {
         returned += pod.guest.transmit.reclaim_pairs().len();
         pod.check();
         assert_eq!(returned, pod.sent.len(), "every descriptor came back, seed {seed}");
+        assert_eq!(pod.frontend.book.zero_copy() > 0, pod.ram_area.is_some());
         Ok(())
     });
 }
@@ -409,7 +415,8 @@ fn what_a_dead_backend_was_sent_goes_over_the_other_nic_once_it_is_gone() {
         let memory = pod.pool.host(HostId::new(2));
         (pod.backends[0], pod.wires[0]) = recording_backend(&memory, Offloads::ALL, usize::MAX, area(40, 8));
         connect(&mut pod.frontend, &mut pod.backends[0], 2);
-        pod.backends[0].apply(Object::Registration(on_a_rail(1, 1)));
+        let registration = RegistrationObject { ram_area: pod.ram_area, ..on_a_rail(1, 1) };
+        pod.backends[0].apply(Object::Registration(registration));
         pod.tell([Up, Up]);
         pod.settle();
         (0..8).for_each(|flow| assert!(pod.send(flow)));
