@@ -72,5 +72,7 @@ cargo_test "$@" "${several[@]}" || failed=1
 printf '%s\n' "${single[@]}" | xargs -P 2 -I '{}' bash -c 'one_of_a_pair "--test={}" "$@"' pair "$@" || failed=1
 wait "$beside" || failed=1
 cat "$output"
+# What guests send crosses the pool copied or not, and has to cross it either way.
+WADI_RAM=pool cargo_test "$@" --test=failover || failed=1
 cargo_test "$@" "${alone[@]/#/--test=}" || failed=1
 exit "$failed"

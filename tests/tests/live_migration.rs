@@ -12,11 +12,15 @@ use pod_api::{
 use pod_protocol::ids::MacAddress;
 use vmm::MigrationSpeed;
 use wadi_tests::announcements::Announcements;
+use wadi_tests::conversation::Conversation;
 use wadi_tests::iperf::{self, Way};
 use wadi_tests::looks::volume_on;
-use wadi_tests::pod::{CLIENT_ADDRESS, GUEST_ADDRESS, HostPlan, Pod, PodBuilder, PodVm, Role, VmShape};
+use wadi_tests::pod::{
+    CLIENT_ADDRESS, GUEST_ADDRESS, HostPlan, Pod, PodBuilder, PodVm, RAM_BYTES, Role, VmShape,
+};
 use wadi_tests::probe::Probe;
 use wadi_tests::stage::{VOLUME_BYTES, rounds};
+use wadi_tests::waiting::wait_for;
 
 const DEADLINE: Duration = Duration::from_mins(1);
 /// The striped volume's, before it grows.
@@ -343,4 +347,82 @@ fn a_guest_with_a_mirrored_volume_moves_while_a_replica_dies_and_returns() {
     for way in [Way::Out, Way::In] {
         iperf::run(&vm, way, 1).unwrap();
     }
+}
+
+/// A number of a line of the controller's metrics, which has all of these words; 0 if there is no such line.
+fn metric(pod: &Pod, words: &[&str]) -> u64 {
+    let page = pod.api().metrics().unwrap();
+    let line = page.lines().find(|line| words.iter().all(|word| line.contains(word)));
+    line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap_or(0)
+}
+
+/// The guest's flows leave by each of these NICs, and its frontend on `host` copies no long packet of them.
+fn sends_by(pod: &Pod, vm: &PodVm, host: &str, nics: &[&str]) {
+    let sent = |nic: &str| {
+        let device = format!("device=\"{nic}\"");
+        metric(pod, &["wadi_device_packets_total{", &device, "transmit"])
+    };
+    let endpoint = format!("endpoint=\"{host}/net-frontend\"");
+    let lent = || metric(pod, &[&endpoint, "zero-copy-packets"]);
+    let before: Vec<u64> = nics.iter().map(|nic| sent(nic)).collect();
+    let lent_before = lent();
+    vm.exec_within(&format!("iperf3 --client {CLIENT_ADDRESS} --parallel 24 --time 1"), DEADLINE).unwrap();
+    for (nic, before) in nics.iter().zip(before) {
+        wait_for(&format!("flows by {nic}"), || sent(nic) >= before + 100);
+    }
+    wait_for("packets that are not copied", || lent() >= lent_before + 100);
+}
+
+#[test]
+fn a_guest_in_the_pool_moves_with_both_of_its_nics_and_with_the_one_that_is_left() {
+    const RAILS: [&str; 2] = ["h2/nic0", "h4/nic0"];
+    let guest = Guest::ensure(&mut Silent).unwrap();
+    let pod = PodBuilder::new()
+        .host(HostPlan::new("h1").vms())
+        .host(HostPlan::new("h2").nic("nic0").in_group("rack1"))
+        .host(HostPlan::new("h3").vms())
+        .host(HostPlan::new("h4").nic("nic0").in_group("rack1"))
+        .start()
+        .unwrap();
+    let request = CreateInstance {
+        name: "vm1".to_owned(),
+        host: "h1".to_owned(),
+        // One pair of queues: addresses and ports tell flows apart.
+        nics: vec![NicRequest { rails: Some(2), ..NicRequest::default() }],
+        ram_bytes: Some(RAM_BYTES),
+        ..CreateInstance::default()
+    };
+    let in_use = || -> Vec<String> {
+        let nic = pod.api().instance("vm1").unwrap().nics.remove(0);
+        nic.rails.into_iter().filter(|rail| rail.in_use).map(|rail| rail.nic).collect()
+    };
+    let instance = pod.create_instance_as(&request).unwrap();
+    assert_eq!(in_use(), RAILS);
+    let mut vm = pod.boot(&instance, &guest, SHAPE).unwrap();
+    let _server = iperf::Server::start(&pod).unwrap();
+    let conversation = Conversation::begin(&pod, &vm).unwrap();
+    sends_by(&pod, &vm, "h1", &RAILS);
+
+    let ram_before = pod.api().instance("vm1").unwrap().ram.unwrap();
+    vm = move_to(&pod, &guest, vm, "h3");
+    conversation.check("on the other host").unwrap();
+    let ram = pod.api().instance("vm1").unwrap().ram.unwrap();
+    assert_ne!(ram.start_bytes, ram_before.start_bytes, "its memory is where it has arrived");
+    sends_by(&pod, &vm, "h3", &RAILS);
+
+    // A cable is pulled there, and it leaves with the NIC that is left.
+    pod.pull_cable("h2", "nic0").unwrap();
+    wait_for("one NIC to be left", || in_use() == RAILS[1..]);
+    conversation.check("with one NIC").unwrap();
+    vm = move_to(&pod, &guest, vm, "h1");
+    conversation.check("back with one NIC").unwrap();
+    sends_by(&pod, &vm, "h1", &RAILS[1..]);
+    pod.plug_cable("h2", "nic0").unwrap();
+    wait_for("both NICs to be used", || in_use() == RAILS);
+    sends_by(&pod, &vm, "h1", &RAILS);
+    // What it left is nobody's.
+    wait_for("the memory that it left to be free", || {
+        let pool = pod.api().pool().unwrap();
+        pool.regions.iter().filter(|region| region.purpose == "ram").count() == 1
+    });
 }

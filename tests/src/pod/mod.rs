@@ -9,6 +9,7 @@ mod role;
 mod topology;
 mod vm;
 
+use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -32,7 +33,7 @@ pub use plan::{HostPlan, NicDriver, PodBuilder};
 pub use release::Release;
 pub use role::Role;
 use topology::Topology;
-pub use vm::{PodVm, VmShape, WaitingVm};
+pub use vm::{PodVm, RAM_BYTES, VmShape, WaitingVm};
 
 /// The client's address.
 pub const CLIENT_ADDRESS: &str = "10.77.0.1";
@@ -422,18 +423,19 @@ impl Pod {
             host: host.to_owned(),
             nics: vec![NicRequest::default()],
             volumes: volumes.iter().map(|(volume, ..)| (*volume).to_owned()).collect(),
-            instance_type: None,
-            vmm_listens: false,
-            ram_bytes: None,
-            priority: None,
-            labels: std::collections::BTreeMap::new(),
+            ..CreateInstance::default()
         };
         self.create_instance_as(&request)
     }
 
-    /// Creates an instance as the request says, and waits until a VM can start.
+    /// Creates an instance as the request says, and waits until a VM can start. With `WADI_RAM=pool` in the environment its memory lies in the
+    /// pool, so that tests can be run both ways.
     pub fn create_instance_as(&self, request: &CreateInstance) -> Result<Instance> {
-        let instance = self.client.create_instance(request, READY_DEADLINE)?;
+        let mut request = request.clone();
+        if env::var_os("WADI_RAM").is_some_and(|ram| ram == "pool") {
+            request.ram_bytes.get_or_insert(RAM_BYTES);
+        }
+        let instance = self.client.create_instance(&request, READY_DEADLINE)?;
         if !instance.ready {
             bail!("{} is not ready: it waits for {}", request.name, instance.waiting_for.join(", "));
         }

@@ -14,6 +14,7 @@ use vmm::{Accelerator, Migrated, MigrationSpeed, Vm, VmSpec};
 
 use super::{GUEST_ADDRESS, Pod};
 use crate::bare_vm::bare_vm;
+use crate::newer_qemu;
 use crate::process::last_lines;
 use crate::runner;
 
@@ -25,6 +26,9 @@ const STREAM_BYTES: u64 = 16 << 20;
 
 /// How long a stream may take to begin.
 const STREAM_DEADLINE: Duration = Duration::from_secs(20);
+
+/// The memory of guests that have it in the pool.
+pub const RAM_BYTES: u64 = 256 << 20;
 
 /// What a virtual machine is given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,7 +83,9 @@ impl Pod {
 
     /// Starts the machine of `instance`, and waits for nothing.
     pub fn begin_to_boot(&self, instance: &Instance, guest: &Guest, shape: VmShape) -> Result<WaitingVm> {
-        self.begin_machine(instance, self.machine(instance, guest, shape))
+        let mut spec = self.machine(instance, guest, shape);
+        choose_qemu(&mut spec)?;
+        self.begin_machine(instance, spec)
     }
 
     /// Starts a machine of `instance` that was made for it, and waits for nothing.
@@ -99,6 +105,7 @@ impl Pod {
         let mut spec = self.machine(instance, guest, shape);
         spec.incoming = Some(uri.to_owned());
         self.give_devices(&mut spec, instance);
+        choose_qemu(&mut spec)?;
         // Two machines of one name, and hosts that share their directories.
         spec.directory = self.directory().join(format!("vm-{}", migration.to));
         let mut waiting = self.start_machine(instance, &migration.to, spec)?;
@@ -131,7 +138,7 @@ impl Pod {
         Ok((waiting.arrived()?, moved))
     }
 
-    /// What a machine for `instance` consists of.
+    /// What a machine for `instance` consists of. Its QEMU is the installed one.
     pub fn machine(&self, instance: &Instance, guest: &Guest, shape: VmShape) -> VmSpec {
         let mut spec = VmSpec {
             memory_mib: shape.memory_mib,
@@ -172,6 +179,14 @@ impl Pod {
         })?;
         Ok(WaitingVm { vm, log })
     }
+}
+
+/// One whose memory lies in the pool needs a QEMU that can find it there.
+fn choose_qemu(spec: &mut VmSpec) -> Result<()> {
+    if spec.pool_ram.is_some() {
+        spec.qemu = newer_qemu::with_offset()?;
+    }
+    Ok(())
 }
 
 /// A machine whose guest has yet to boot, or to arrive; dropping it ends it.
