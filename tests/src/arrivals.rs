@@ -120,7 +120,9 @@ mod tests {
     fn what_is_lost_doubled_or_out_of_order_is_seen() {
         let misplaced = |numbers: &[u64]| {
             let mut flow = Flow::default();
-            numbers.iter().for_each(|number| flow.hear(*number));
+            for number in numbers {
+                flow.hear(*number);
+            }
             flow.misplaced
         };
         assert_eq!(misplaced(&[0, 1, 2, 3]), None);
