@@ -54,14 +54,15 @@ impl Register {
     /// Makes the owner of a log a member, in the place of a log that this replica had before.
     pub(super) async fn admit(&self, replica: ReplicaId, owner: LogOwner) -> Result<(), String> {
         let _turn = self.turn.lock().await;
-        if self.voters().contains(&owner) {
+        if is_member(&self.raft, owner) {
             return Ok(());
         }
         tracing::info!(%replica, "becomes a member");
         let admission = async {
             let learning = self.raft.add_learner(owner, Member { replica }, true).await;
             learning.map_err(|error| error.to_string())?;
-            let mut voters = self.voters();
+            // A change that was not ended, since whoever led it died, ends with this one.
+            let mut voters = self.agreed_voters();
             voters.retain(|voter| self.replica_of(*voter) != Some(replica));
             voters.insert(owner);
             let change = self.raft.change_membership(voters, false).await;
@@ -167,6 +168,14 @@ impl Register {
         self.raft.metrics().borrow().membership_config.voter_ids().collect()
     }
 
+    /// Who votes once the change of members that is under way has ended, if there is one.
+    fn agreed_voters(&self) -> BTreeSet<LogOwner> {
+        let metrics = self.raft.metrics();
+        let metrics = metrics.borrow();
+        let sets = metrics.membership_config.membership().get_joint_config();
+        sets.last().cloned().unwrap_or_default()
+    }
+
     fn replica_of(&self, owner: LogOwner) -> Option<ReplicaId> {
         let metrics = self.raft.metrics();
         let metrics = metrics.borrow();
@@ -174,19 +183,24 @@ impl Register {
     }
 }
 
-/// Asks the others whenever this replica is no member, or hears of no leader: it may have been dismissed while it was away.
+/// Whether the owner of a log is a member, and no change of members is under way: while one is, nothing is decided without a majority of
+/// those before it as well.
+fn is_member(raft: &Raft, owner: LogOwner) -> bool {
+    let metrics = raft.metrics();
+    let metrics = metrics.borrow();
+    let sets = metrics.membership_config.membership().get_joint_config();
+    matches!(sets.as_slice(), [voters] if voters.contains(&owner))
+}
+
+/// Asks the others whenever this replica is no member, or hears of no leader: it may have been dismissed while it was away. So it does
+/// while a change of members is under way, for whoever led that may have died: the next leader ends it then.
 pub(super) async fn stay_member(raft: Raft, post: Post, owner: LogOwner, others: Vec<ReplicaId>) {
     let mut asked: u32 = 0;
     let mut leaderless: u32 = 0;
     loop {
-        let (is_member, is_led) = {
-            let metrics = raft.metrics();
-            let metrics = metrics.borrow();
-            let mut voters = metrics.membership_config.voter_ids();
-            (voters.any(|voter| voter == owner), metrics.current_leader.is_some())
-        };
+        let is_led = raft.metrics().borrow().current_leader.is_some();
         leaderless = if is_led { 0 } else { leaderless.saturating_add(1) };
-        if is_member && leaderless < LEADERLESS_MAX {
+        if is_member(&raft, owner) && leaderless < LEADERLESS_MAX {
             asked = 0;
             tokio::time::sleep(ASK_EVERY).await;
             continue;

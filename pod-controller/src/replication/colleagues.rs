@@ -41,8 +41,9 @@ impl Peers for Colleagues {
             Some(last.saturating_sub(matched.map_or(0, |id| id.index + 1)))
         };
         let protocol = |replica| Some(self.spoken.by_replica(replica)?.to_string());
-        let mut controllers: Vec<api::Controller> = members
-            .voter_ids()
+        // While that changes, those before: until the change has ended nothing is decided without a majority of them.
+        let voters = members.get_joint_config().first().into_iter().flatten().copied();
+        let mut controllers: Vec<api::Controller> = voters
             .filter_map(|owner| {
                 Some(api::Controller {
                     replica: members.get_node(&owner)?.replica.get(),

@@ -266,8 +266,8 @@ impl Group {
                 return Some(format!("replica {} is not there", node.replica));
             };
             let metrics = life.standing.raft.metrics().borrow().clone();
-            let voters: BTreeSet<u64> = metrics.membership_config.voter_ids().collect();
-            if voters != owners {
+            let voters = metrics.membership_config.membership().get_joint_config();
+            if *voters != [owners.clone()] {
                 return Some(format!(
                     "replica {} counts on {voters:?}, and there are {owners:?}",
                     node.replica
