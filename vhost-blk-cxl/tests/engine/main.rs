@@ -29,6 +29,7 @@ mod queues;
 mod requests;
 mod restarts;
 mod striped;
+mod striped_power;
 mod vhost_user_ssd;
 mod zero_copy;
 

@@ -14,6 +14,7 @@ use vhost_blk_cxl::intent_log::{self, IntentLog};
 use vhost_blk_cxl::ssd::Label;
 
 use super::VOLUME_START;
+use super::column_move::Columns;
 use super::mirror::{MirrorPod, RINGS};
 
 /// What the replicas lie on.
@@ -26,6 +27,8 @@ pub enum Drives {
         seed: u64,
         /// How often one was opened, so that each time another part of the cache is lost.
         opened: u64,
+        /// Else flushes do nothing.
+        obeys_flush: bool,
     },
 }
 
@@ -41,6 +44,23 @@ impl MirrorPod {
     /// The same with the production driver, and drives that lose what was not flushed.
     pub fn on_volatile_drives(seed: u64, replicas: u16) -> Self {
         let mut pod = Self::new(seed, replicas);
+        pod.take_volatile_drives(seed, true);
+        pod.labelled = true;
+        pod.start_all();
+        pod
+    }
+
+    /// A volume that lies on all of these hosts' drives, unit by unit, which lose what was not flushed, or even that.
+    pub fn striped_on_volatile_drives(seed: u64, hosts: u16, unit_bytes: u64, obeys_flush: bool) -> Self {
+        let mut pod = Self::new(seed, hosts);
+        pod.disk.stripe_bytes = Some(unit_bytes);
+        pod.columns = Some(Columns::new(hosts));
+        pod.take_volatile_drives(seed, obeys_flush);
+        pod.start_all();
+        pod
+    }
+
+    fn take_volatile_drives(&mut self, seed: u64, obeys_flush: bool) {
         let directory = tempfile::tempdir_in("/dev/shm").unwrap();
         let options = CreateOptions {
             size_bytes: Some(32 << 20),
@@ -50,13 +70,10 @@ impl MirrorPod {
         };
         let pool = Pool::create(&directory.path().join("pool"), &options).unwrap();
         assert!(pool.layout().data().start.get() <= RINGS, "the areas begin there");
-        pod.drives = Drives::Files { pool, seed, opened: 0 };
-        pod.directory = directory;
-        pod.run = RunDirectory::new(pod.directory.path());
-        pod.run.prepare().unwrap();
-        pod.labelled = true;
-        pod.start_all();
-        pod
+        self.drives = Drives::Files { pool, seed, opened: 0, obeys_flush };
+        self.directory = directory;
+        self.run = RunDirectory::new(self.directory.path());
+        self.run.prepare().unwrap();
     }
 
     /// The file that a replica's drive is, or that stands in for the beginning of one in memory.

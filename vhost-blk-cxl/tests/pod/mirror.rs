@@ -283,9 +283,10 @@ impl MirrorPod {
                 }
                 Backend::start(memory, run, worker, Some(bell), ssds, None).unwrap()
             }
-            Drives::Files { pool, seed, opened } => {
+            Drives::Files { pool, seed, opened, obeys_flush } => {
                 *opened += 1;
-                let cache = VolatileCacheOptions { seed: *seed << 8 | *opened, obeys_flush: true };
+                let (seed, obeys_flush) = (*seed << 8 | *opened, *obeys_flush);
+                let cache = VolatileCacheOptions { seed, obeys_flush };
                 let bytes = VOLUME_START + MIRROR_BYTES;
                 let ssd = FileSsd::open_volatile("ssd0", &path, Some(bytes), pool, cache).unwrap();
                 let ssds = vec![OpenedSsd::new("ssd0", Box::new(ssd))];
