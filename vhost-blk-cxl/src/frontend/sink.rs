@@ -132,10 +132,12 @@ impl DeviceSink for DiskSink {
             (WRITEBACK_AT, &[wanted @ (0 | 1)]) => {
                 let cached = self.shown.writes_back();
                 self.shown.set_writeback(&self.object, wanted == 1);
+                // Before it is flushed, which may take as long as the SSD: should we die meanwhile, whoever comes next flushes what we
+                // did not, and knows that the driver will not.
+                self.attachment.say_soon(self.state());
                 if cached && wanted == 0 {
                     self.flush();
                 }
-                self.attachment.say_soon(self.state());
                 Ok(())
             }
             _ => Err(ConfigRefused),

@@ -130,6 +130,29 @@ fn a_driver_that_changes_its_mind_all_the_time_is_spoken_of_now_and_then() {
     assert!(pod.reports().is_empty());
 }
 
+/// Else its successor would not know that what the driver wrote before is to be flushed, nor that it will not ask for that.
+#[test]
+fn a_frontend_says_that_the_cache_is_off_before_it_has_flushed() {
+    let mut pod = MirrorPod::alone(18, 1);
+    let mut driver = pod.driver();
+    assert_eq!(driver.write_sectors(0, &pattern(1, 512)), OK);
+    pod.dirty_bytes();
+    pod.reports();
+    let control = Arc::clone(&pod.controls[0]);
+    control.hold(true);
+    std::thread::scope(|scope| {
+        scope.spawn(|| driver.guest.set_config(32, &[0]));
+        eventually(|| control.waiting() == 1);
+        // With telemetry.
+        pod.dirty_bytes();
+        let said = pod.reports();
+        control.hold(false);
+        let holds = |it: &Report| matches!(it, Report::Attachment { running: true, write_through: true, .. });
+        assert!(said.len() == 1 && holds(&said[0]), "{said:?}");
+    });
+    assert_eq!(control.log().last().map(|command| command.operation), Some(Operation::Flush));
+}
+
 /// It may switch the cache, but could never have it flushed.
 #[test]
 fn a_driver_that_cannot_flush_has_no_cache() {
