@@ -9,8 +9,12 @@
 //! word 4 | first line of the data in the pool; all ones with a list |
 //! word 5 | 0                                             | marked  |
 //! word 6 | segments | first line of their list in the pool         |
-//! word 7 |epoch (the channel's)| 0                                 |
+//! word 7 |epoch (the channel's)| 0                             | 1 |
 //! ```
+//!
+//! The last bit of word 7 is set in every message, and means nothing. Where a message ends in zeros the receiver has to look, in each
+//! lap of which the epoch is 0, whether the sender has not emptied the slot: a fence, and a line to fetch. Versions that leave it clear are
+//! understood, and do not look at it.
 //!
 //! The place says which of the lease's places with this backend is meant. It is 0 but while a volume moves between two SSDs of one host;
 //! backends of versions that know of one place only take any other for no message.
@@ -85,6 +89,8 @@ const NOWHERE: u64 = u64::MAX;
 const LIST_LINE: u64 = (1 << 48) - 1;
 /// In a completion: its sender knows lists.
 const WORD_KNOWS_LISTS: u64 = 1;
+/// In the last word: this is a message, and not a slot that was emptied.
+const WORD_NOT_EMPTY: u64 = 1;
 
 /// Who speaks, and of what: which lease, in which of its generations, of which of its places.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -203,7 +209,7 @@ impl Request {
             if self.segments > 0 { NOWHERE } else { self.data.get() },
             if self.marked { WORD_MARKED } else { 0 },
             if self.segments > 0 { self.data.get() & LIST_LINE | u64::from(self.segments) << 48 } else { 0 },
-            0,
+            WORD_NOT_EMPTY,
         ]
     }
 
@@ -273,7 +279,7 @@ impl Completion {
             if self.knows_lists { WORD_KNOWS_LISTS } else { 0 },
             0,
             0,
-            0,
+            WORD_NOT_EMPTY,
         ]
     }
 
@@ -365,6 +371,7 @@ mod tests {
             };
             let words = request.encode();
             prop_assert_eq!(words[7] >> 63, 0, "the epoch is the channel's");
+            prop_assert_ne!(words[7], 0, "taken for a slot that was emptied until its generation has been looked at");
             prop_assert_eq!(Request::decode(&words), Ok(request));
             prop_assert!(Completion::decode(&words).is_err());
             // Who knows one place only takes the second word for the tag, of 32 bits.
@@ -383,6 +390,7 @@ mod tests {
                 Completion { holder, tag: Tag::new(tag), operation, status, length_bytes: length, write_verifier, knows_lists };
             let words = completion.encode();
             prop_assert_eq!(words[7] >> 63, 0, "the epoch is the channel's");
+            prop_assert_ne!(words[7], 0, "taken for a slot that was emptied until its generation has been looked at");
             prop_assert_eq!(Completion::decode(&words), Ok(completion));
             prop_assert!(Request::decode(&words).is_err());
         }
