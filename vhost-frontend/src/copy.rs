@@ -3,7 +3,7 @@
 //! Guest memory is shared with a running guest, so it is never looked at through references: all copies go through
 //! volatile slices.
 
-use cxl_pool::{ByteOffset, Memory};
+use cxl_pool::{ByteOffset, LINE_BYTES, Memory};
 use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileSlice};
 
@@ -117,6 +117,8 @@ impl<'a> Cursor<'a> {
 /// What is as long as this goes past the cache on coherent hosts too: who reads it is another host, for which fetching what this
 /// one has modified takes longer than fetching what memory has.
 const PAST_THE_CACHE_BYTES: u64 = 32 << 10;
+
+const PAGE_BYTES: u64 = 4096;
 
 /// Reads what the guest lets the device read.
 #[derive(Debug, Clone)]
@@ -236,6 +238,32 @@ impl<'a> ChainWriter<'a> {
         at: ByteOffset,
         bytes: u64,
     ) -> Result<(), CopyError> {
-        self.advance(bytes, |from, slice| pool.copy_to(ByteOffset::new(at.get() + from), slice))
+        if M::COHERENT || bytes <= PAGE_BYTES {
+            return self.advance(bytes, |from, slice| pool.copy_to(ByteOffset::new(at.get() + from), slice));
+        }
+        let end = at.get() + bytes;
+        self.advance(bytes, |from, slice| copy_by_pages(pool, at.get() + from, end, slice))
+    }
+}
+
+/// Copies from a place in the pool, which no cache of this host holds, and has each page fetched while the one before is copied, up to
+/// `end`: processors do so by themselves, but not across the end of a page.
+fn copy_by_pages<M: Memory>(pool: &M, from: u64, end: u64, into: &VolatileSlice<'_>) {
+    let mut done = 0;
+    while let Ok(left) = into.offset(done)
+        && !left.is_empty()
+    {
+        let at = from + done as u64;
+        let next =
+            at.next_multiple_of(PAGE_BYTES) + if at.is_multiple_of(PAGE_BYTES) { PAGE_BYTES } else { 0 };
+        let part = left.len().min(usize::try_from(next - at).unwrap_or(usize::MAX));
+        for line in (next..end.min(next + PAGE_BYTES)).step_by(LINE_BYTES) {
+            pool.prefetch(ByteOffset::new(line));
+        }
+        // It is not longer than what is left.
+        if let Ok(part) = left.subslice(0, part) {
+            pool.copy_to(ByteOffset::new(at), &part);
+        }
+        done += part;
     }
 }
