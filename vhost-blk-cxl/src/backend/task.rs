@@ -314,7 +314,11 @@ impl<M: Memory> BackendTask<M> {
             }
             return;
         }
-        if request.operation == Operation::Read && !self.devices[command.device].ssd.bypasses_cache() {
+        let ssd = &self.devices[command.device].ssd;
+        if request.operation == Operation::Read
+            && !ssd.bypasses_cache()
+            && !ssd.reads_past_cache(request.length_bytes)
+        {
             // Whatever the outcome: the buffer goes back to the frontend.
             if request.segments == 0 {
                 self.memory.flush(request.data_start(), request.length_bytes);

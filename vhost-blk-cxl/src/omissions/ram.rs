@@ -10,7 +10,7 @@ use cxl_pool::{HostId, LINE_BYTES, Memory};
 
 use crate::message::Operation;
 use crate::segments::Segment;
-use crate::ssd::{Command, Finished, Full, Geometry, Outcome, Ssd};
+use crate::ssd::{Bounce, Command, Finished, Full, Geometry, Outcome, Ssd};
 
 /// What a device holds, and whether it finishes anything.
 pub(super) struct Drive {
@@ -38,6 +38,8 @@ pub(super) struct Ram {
     /// The same, of which nothing is left out.
     cache: SimulatedMemory,
     drive: Arc<Drive>,
+    /// If what is read goes past its host's cache.
+    bounce: Option<Bounce<OmittingMemory>>,
     waiting: VecDeque<(Command, Vec<Segment>)>,
     random: Random,
     /// Another host, whose prefetcher now and then brings in what is about to be read from the device.
@@ -51,7 +53,9 @@ impl Ram {
         seed: u64,
     ) -> Self {
         let (memory, drive) = (memory.clone(), Arc::clone(drive));
-        Self { memory, cache, drive, waiting: VecDeque::new(), random: Random::new(seed), early: None }
+        let mut random = Random::new(seed);
+        let bounce = random.one_in(2).then(|| Bounce::new(memory.clone()));
+        Self { memory, cache, bounce, drive, waiting: VecDeque::new(), random, early: None }
     }
 
     pub(super) fn read_early_by(self, pool: &SimulatedPool, host: HostId) -> Self {
@@ -83,7 +87,18 @@ impl Ram {
                 // puts in the place of the guest's bytes is stored over.
                 self.cache.invalidate(segment.start, segment.bytes.into());
                 self.cache.full_fence();
-                self.memory.write(segment.start, place);
+                match &mut self.bounce {
+                    None => self.memory.write(segment.start, place),
+                    Some(bounce) => {
+                        let read_at = |into: &mut [u8], at| {
+                            let from = usize::try_from(at).unwrap();
+                            into.copy_from_slice(&place[from..from + into.len()]);
+                            Ok(into.len())
+                        };
+                        let read = bounce.read(0, std::iter::once(*segment), read_at);
+                        assert_eq!(read.unwrap(), segment.bytes as usize);
+                    }
+                }
             }
             at += segment.bytes as usize;
         }
@@ -124,6 +139,10 @@ impl Ssd for Ram {
 
     fn event(&self) -> Option<BorrowedFd<'_>> {
         None
+    }
+
+    fn reads_past_cache(&self, _length_bytes: u64) -> bool {
+        self.bounce.is_some()
     }
 
     fn write_verifier(&self) -> u64 {

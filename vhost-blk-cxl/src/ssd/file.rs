@@ -294,6 +294,10 @@ impl Ssd for FileSsd {
         self.medium.event()
     }
 
+    fn reads_past_cache(&self, length_bytes: u64) -> bool {
+        self.medium.reads_past_cache(length_bytes)
+    }
+
     fn write_verifier(&self) -> u64 {
         self.write_verifier
     }

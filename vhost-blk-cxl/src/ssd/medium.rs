@@ -117,6 +117,14 @@ impl Medium {
         }
     }
 
+    /// Whether none of what a read of this length brings is in this host's cache.
+    pub(super) fn reads_past_cache(&self, bytes: u64) -> bool {
+        match self {
+            Self::Kernel(engine) => engine.reads_past_cache(bytes),
+            Self::Volatile(_) => false,
+        }
+    }
+
     /// Differs from that of the predecessor if what it acknowledged and did not flush may be lost; none where that
     /// takes a restart of the host.
     pub(super) fn write_verifier(&self) -> Option<u64> {

@@ -4,6 +4,7 @@
 //! go in as long as it has room, outcomes are collected later, and a file descriptor tells a sleeping worker that there
 //! are some. It knows nothing of volumes, leases or channels; the backend has checked everything before.
 
+mod bounce;
 mod config;
 mod file;
 mod fixed_buffers;
@@ -21,6 +22,8 @@ use std::path::PathBuf;
 
 use cxl_pool::{Area, ByteOffset, Pool};
 
+#[cfg(test)]
+pub(crate) use bounce::Bounce;
 pub use config::{DriverKind, SsdConfig, parse_size};
 pub use file::FileSsd;
 pub(crate) use label::NewTable;
@@ -120,6 +123,12 @@ pub trait Ssd: Send {
     /// Whether the data of commands stays out of this host's cache, because the device accesses the pool past it or not at
     /// all. Then nothing is invalidated before a write, nor flushed after a read.
     fn bypasses_cache(&self) -> bool {
+        false
+    }
+
+    /// Whether what a read of so many bytes brings is not in this host's cache when it has ended, though other data is. Then it is not
+    /// flushed after it.
+    fn reads_past_cache(&self, _length_bytes: u64) -> bool {
         false
     }
 

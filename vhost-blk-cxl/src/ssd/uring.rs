@@ -5,10 +5,12 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::FileExt;
 
-use cxl_pool::{Area, ByteOffset, LineCount, Pool};
+use cxl_pool::{Area, ByteOffset, CoherenceMode, LineCount, LineOffset, Pool, SoftwareMemory};
 use io_uring::{IoUring, opcode, squeue, types};
 
+use super::bounce::Bounce;
 use super::fixed_buffers::FixedBuffers;
 use super::medium::Direction;
 use crate::segments::Segment;
@@ -83,6 +85,8 @@ pub(super) struct Engine {
     queued: bool,
     /// The file lies in memory.
     in_memory: bool,
+    /// If it does, and the pool's hosts are not coherent: what is read goes through this.
+    bounce: Option<Bounce<SoftwareMemory>>,
     /// To be done by system calls.
     inline: VecDeque<(u32, Inline)>,
     /// By the numbers of steps: where the data of one lies that has it in several places.
@@ -97,7 +101,9 @@ impl Engine {
     /// An engine with room for `depth` steps at a time, on a file that is read and written past the page cache, or not.
     pub(super) fn new(ssd: &str, file: File, direct: bool, pool: Pool, depth: u32) -> io::Result<Self> {
         let in_memory = in_memory(&file);
+        let flushes = pool.superblock().mode == CoherenceMode::Software;
         Ok(Self {
+            bounce: (in_memory && flushes).then(|| Bounce::new(pool.software())),
             ring: make_ring(depth)?,
             file,
             pool,
@@ -113,6 +119,11 @@ impl Engine {
     /// Whether the file lies in memory, so that bytes are moved by system calls.
     pub(super) fn is_in_memory(&self) -> bool {
         self.in_memory
+    }
+
+    /// Whether none of what a read of this length brings is in this host's cache.
+    pub(super) fn reads_past_cache(&self, bytes: u64) -> bool {
+        self.bounce.is_some() && bytes <= u64::from(INLINE_BYTES_MAX)
     }
 
     /// Queues a step. No more than `depth` of them may be in flight.
@@ -270,7 +281,12 @@ impl Engine {
     }
 
     /// Takes a step by a system call; the result is as io_uring gives it.
-    fn carry_out(&self, step: Step) -> i32 {
+    fn carry_out(&mut self, step: Step) -> i32 {
+        if let (Step::Read { at, bytes, data }, Some(bounce)) = (step, &mut self.bounce) {
+            let segment = Segment { start: data, bytes };
+            let read_at = |into: &mut [u8], at| self.file.read_at(into, at);
+            return bounced(bounce.read(at, std::iter::once(segment), read_at));
+        }
         let fd = self.file.as_raw_fd();
         let offset = |at: u64| libc::off_t::try_from(at).unwrap_or(libc::off_t::MAX);
         let vector =
@@ -305,7 +321,16 @@ impl Engine {
     }
 
     /// The same for one that has its data in several places.
-    fn carry_out_list(&self, id: u32, at: u64, direction: Direction) -> i32 {
+    fn carry_out_list(&mut self, id: u32, at: u64, direction: Direction) -> i32 {
+        if let (Direction::In, Some(bounce)) = (direction, &mut self.bounce) {
+            let pool = self.pool.pointer(Area::new(LineOffset::new(0), LineCount::new(0))).addr();
+            let segments = self.vectors[id as usize].iter().map(|part| Segment {
+                start: ByteOffset::new((part.base - pool) as u64),
+                // It was made of one.
+                bytes: u32::try_from(part.bytes).unwrap_or(u32::MAX),
+            });
+            return bounced(bounce.read(at, segments, |into, at| self.file.read_at(into, at)));
+        }
         let fd = self.file.as_raw_fd();
         let at = libc::off_t::try_from(at).unwrap_or(libc::off_t::MAX);
         let (parts, count) = parts(&self.vectors[id as usize]);
@@ -355,6 +380,14 @@ fn result(moved: isize) -> i32 {
     }
     // No more than was asked for, which is far below.
     i32::try_from(moved).unwrap_or(i32::MAX)
+}
+
+/// The same for what went through the buffer.
+fn bounced(moved: io::Result<usize>) -> i32 {
+    match moved {
+        Ok(moved) => i32::try_from(moved).unwrap_or(i32::MAX),
+        Err(error) => -error.raw_os_error().unwrap_or(libc::EIO),
+    }
 }
 
 /// A vector as the kernel takes it.
