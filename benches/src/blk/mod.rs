@@ -1,6 +1,7 @@
 //! `blk`: the path from a guest's queue to an SSD of another host, and rivals that use the same file locally.
 
 mod cpu;
+mod floor;
 mod load;
 mod neighbour;
 mod ours;

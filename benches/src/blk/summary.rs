@@ -7,7 +7,7 @@ use anyhow::Result;
 use comfy_table::{CellAlignment, Table, presets};
 
 use super::neighbour::Beside;
-use super::{Job, Medium, Sample, Server, What};
+use super::{Job, Medium, Sample, Server, What, floor};
 use crate::cores::Distance;
 use crate::plot::{self, Panel, Series};
 use crate::report::{self, Figure, Goal, median};
@@ -15,6 +15,10 @@ use crate::report::{self, Figure, Goal, median};
 const OURS: Server = Server::Hardware;
 /// What software coherence may cost.
 const SOFTWARE_SHARE: f64 = 0.7;
+/// How the names of figures end that say how many requests there were per second, and what part of those with hardware coherence there
+/// could have been at most.
+const RATE: &str = "/rate";
+const SHARE_AT_MOST: &str = "/share-at-most";
 /// What a single request may take longer than by io_uring on the same file.
 const ADDED_US_MAX: f64 = 5.0;
 
@@ -115,6 +119,14 @@ pub(super) fn write(
     let mut figures = figures(samples, jobs, rival, &distances);
     figures.extend(places);
     println!();
+    if samples.iter().any(|sample| sample.server == Server::SoftwareZeroCopy) {
+        let flush_ns = floor::flush_ns()?;
+        println!(
+            "To flush a line that no cache holds takes {flush_ns:.2} ns here. That alone leaves software coherence with so much of \
+             the rate with hardware coherence, zero-copy, as is said of it below."
+        );
+        figures.extend(shares_at_most(samples, jobs, &distances, flush_ns));
+    }
     for figure in figures.iter().filter(|figure| figure.goal.is_some()) {
         let verdict = if figure.met == Some(true) { "met" } else { "MISSED" };
         let value = if figure.unit == "us" {
@@ -126,8 +138,13 @@ pub(super) fn write(
             (Some(ratio), Some(rival)) => format!(", {ratio:.2} of {rival}"),
             _ => String::new(),
         };
+        let at_most = figure.name.strip_suffix(RATE).and_then(|of| {
+            let name = format!("{of}{SHARE_AT_MOST}");
+            figures.iter().find(|figure| figure.name == name)
+        });
+        let at_most = at_most.map_or(String::new(), |share| format!(", at most {:.2}", share.value));
         println!(
-            "{verdict:<7} {:<58} {value:>12}, goal {}{compared}",
+            "{verdict:<7} {:<58} {value:>12}, goal {}{compared}{at_most}",
             figure.name,
             figure.goal.as_deref().unwrap_or("")
         );
@@ -202,6 +219,27 @@ fn figures(samples: &[Sample], jobs: &[Job], rival: bool, distances: &[Distance]
                     .min_by(|one, other| one.1.total_cmp(&other.1))
                     .map_or((Server::Qemu, None), |(mode, p99)| (mode, Some(p99)));
                 figures.push(Figure::new(name, ours, "us").against(rival_name(rival, mode), theirs));
+            }
+        }
+    }
+    figures
+}
+
+/// What flushing leaves of the rates with hardware coherence.
+fn shares_at_most(samples: &[Sample], jobs: &[Job], distances: &[Distance], flush_ns: f64) -> Vec<Figure> {
+    let mut figures = Vec::new();
+    for distance in distances {
+        for medium in Medium::ALL {
+            for job in jobs {
+                let cell = |server| Cell::of(samples, server, medium, What::Alone(*job), *distance);
+                if cell(Server::SoftwareZeroCopy).is_none() {
+                    continue;
+                }
+                let Some(hardware) = cell(Server::HardwareZeroCopy) else { continue };
+                let server = Server::SoftwareZeroCopy.name();
+                let of = format!("blk/{}/{}/{server}/{distance}", medium.name(), job.name());
+                let share = floor::share_at_most(*job, hardware.per_second, flush_ns);
+                figures.push(Figure::new(format!("{of}{SHARE_AT_MOST}"), share, "of the rate"));
             }
         }
     }
