@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::num::NonZero;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Result, bail};
 use rustix::io::Errno;
@@ -23,9 +23,16 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Hears the frames that reach the interfaces of a namespace, which is behind a switch that knows nobody with their destination.
 #[derive(Debug)]
 pub struct Arrivals {
-    heard: Arc<Mutex<BTreeMap<[u8; 6], Flow>>>,
+    heard: Arc<Heard>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
+}
+
+/// What came so far, by the addresses of senders, and word of more.
+#[derive(Debug, Default)]
+struct Heard {
+    flows: Mutex<BTreeMap<[u8; 6], Flow>>,
+    more: Condvar,
 }
 
 /// What came from one guest.
@@ -64,19 +71,21 @@ impl Arrivals {
 
     /// Waits until the last of `count` frames of a guest has come, and fails unless all the others came before it, once each and in order.
     pub fn expect(&self, mac: [u8; 6], count: u64) -> Result<()> {
-        let began = Instant::now();
-        loop {
-            let flow = lock(&self.heard).get(&mac).cloned().unwrap_or_default();
-            if let Some((expected, came)) = flow.misplaced {
-                bail!("of the frames of {mac:02x?}, number {came} came where number {expected} was to come");
+        let flow = |flows: &BTreeMap<_, Flow>| flows.get(&mac).cloned().unwrap_or_default();
+        let is_awaited = |flows: &mut BTreeMap<_, Flow>| {
+            let flow = flow(flows);
+            flow.misplaced.is_none() && flow.next != count
+        };
+        // A flow is changed in whole, whoever panicked; here and below.
+        let flows = self.heard.flows.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.heard.more.wait_timeout_while(flows, PATIENCE, is_awaited);
+        let flow = flow(&waited.unwrap_or_else(PoisonError::into_inner).0);
+        match flow.misplaced {
+            Some((expected, came)) => {
+                bail!("of the frames of {mac:02x?}, number {came} came where number {expected} was to come")
             }
-            if flow.next == count {
-                return Ok(());
-            }
-            if began.elapsed() > PATIENCE {
-                bail!("of the frames of {mac:02x?}, number {} of {count} never came", flow.next);
-            }
-            thread::sleep(Duration::from_millis(5));
+            None if flow.next == count => Ok(()),
+            None => bail!("of the frames of {mac:02x?}, number {} of {count} never came", flow.next),
         }
     }
 }
@@ -90,12 +99,7 @@ impl Drop for Arrivals {
     }
 }
 
-fn lock<T>(state: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A flow is changed in whole, whoever panicked.
-    state.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn hear(socket: &OwnedFd, heard: &Mutex<BTreeMap<[u8; 6], Flow>>, stop: &AtomicBool) {
+fn hear(socket: &OwnedFd, heard: &Heard, stop: &AtomicBool) {
     // The rest of a frame is cut off.
     let mut front = [0; FRAME_NUMBER_AT + 8];
     while !stop.load(Ordering::Relaxed) {
@@ -103,7 +107,10 @@ fn hear(socket: &OwnedFd, heard: &Mutex<BTreeMap<[u8; 6], Flow>>, stop: &AtomicB
             Ok((bytes, _)) if bytes == front.len() => {
                 let mac = std::array::from_fn(|at| front[6 + at]);
                 let number = u64::from_le_bytes(std::array::from_fn(|at| front[FRAME_NUMBER_AT + at]));
-                lock(heard).entry(mac).or_default().hear(number);
+                let mut flows = heard.flows.lock().unwrap_or_else(PoisonError::into_inner);
+                flows.entry(mac).or_default().hear(number);
+                drop(flows);
+                heard.more.notify_all();
             }
             Ok(_) | Err(Errno::AGAIN | Errno::INTR) => {}
             // Whoever waits for frames sees that there are none.
