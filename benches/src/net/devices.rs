@@ -13,7 +13,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use vhost_net_cxl::nic::tap;
 use wadi_tests::namespace::Namespace;
 
-use super::flood::{Flood, Frame, GuestMemory, SEGMENT_BYTES, memory_bytes};
+use super::flood::{Flood, Frame, GuestMemory, SEGMENT_BYTES, Stream, memory_bytes};
 use super::ours::{Spread, mac};
 use super::testpmd::{Forwarding, Side, Testpmd};
 use super::{Bench, Driver, OURS, SOFTWARE, Server, WARM_UP, as_f64, seen_often};
@@ -55,15 +55,19 @@ enum Frames {
 pub(super) struct Job {
     device: Device,
     frames: Frames,
+    /// Of our two sides; apart, the driver is ours and runs in the frontend's thread.
+    spread: Spread,
 }
 
 impl Job {
-    pub(super) const ALL: [Self; 5] = [
-        Self { device: Device::Tap, frames: Frames::Small },
-        Self { device: Device::Tap, frames: Frames::Unsegmented },
-        Self { device: Device::Tap, frames: Frames::UnsegmentedLent },
-        Self { device: Device::AfXdp, frames: Frames::Small },
-        Self { device: Device::AfXdp, frames: Frames::Unsegmented },
+    pub(super) const ALL: [Self; 7] = [
+        Self { device: Device::Tap, frames: Frames::Small, spread: Spread::ByTurns },
+        Self { device: Device::Tap, frames: Frames::Unsegmented, spread: Spread::ByTurns },
+        Self { device: Device::Tap, frames: Frames::Unsegmented, spread: Spread::Apart },
+        Self { device: Device::Tap, frames: Frames::UnsegmentedLent, spread: Spread::ByTurns },
+        Self { device: Device::AfXdp, frames: Frames::Small, spread: Spread::ByTurns },
+        Self { device: Device::AfXdp, frames: Frames::Unsegmented, spread: Spread::ByTurns },
+        Self { device: Device::AfXdp, frames: Frames::Unsegmented, spread: Spread::Apart },
     ];
 
     pub(super) fn name(self) -> String {
@@ -76,7 +80,11 @@ impl Job {
             Frames::Unsegmented => "64KiB",
             Frames::UnsegmentedLent => "64KiB-in-pool",
         };
-        format!("{device}/{frames}")
+        let spread = match self.spread {
+            Spread::ByTurns => "",
+            Spread::Apart => "-apart",
+        };
+        format!("{device}/{frames}{spread}")
     }
 
     fn nic(self) -> String {
@@ -220,7 +228,7 @@ impl Bench<'_> {
             (Server::Ours(mode), frames) => {
                 let (frame, lent) = (job.frame(), frames == Frames::UnsegmentedLent);
                 let ram = if lent { memory_bytes(frame.bytes()) } else { 0 };
-                let ours = self.ours(mode, &job.nic(), Spread::ByTurns, 1, ram)?;
+                let ours = self.ours(mode, &job.nic(), job.spread, 1, ram)?;
                 cores::unpin(self.cores)?;
                 let mut driver = if frames == Frames::Small {
                     self.driver(ours.sockets())?
@@ -231,7 +239,11 @@ impl Bench<'_> {
                     } else {
                         GuestMemory::Own
                     };
-                    Driver::Flood(Flood::start(ours.socket().to_owned(), memory, frame, self.cores.sender))
+                    let stream = Stream::connect(ours.socket(), memory, frame)?;
+                    match job.spread {
+                        Spread::ByTurns => Driver::Flood(Flood::start(stream, self.cores.sender)),
+                        Spread::Apart => Driver::InFrontend(ours.stream(stream)?),
+                    }
                 };
                 driver.begin(Forwarding::Transmit { frame_bytes: SMALL_BYTES })?;
                 let rates = self.kernel_gets(job)?;
@@ -354,6 +366,7 @@ pub(super) fn panels(samples: &[Sample]) -> Vec<Panel> {
                 points: Job::ALL
                     .into_iter()
                     .filter(|job| job.device == device && job.frames != Frames::UnsegmentedLent)
+                    .filter(|job| job.spread == Spread::ByTurns)
                     .filter_map(|job| {
                         let (_, bits) = cell(samples, server, job, distance)?;
                         Some((f64::from(job.frame().bytes()), bits))

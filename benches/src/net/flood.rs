@@ -1,9 +1,10 @@
-//! A driver that sends as fast as it can, from memory that lies in the pool: `dpdk-testpmd` can have no such memory.
+//! A driver that sends as fast as it can: from memory that lies in the pool, which `dpdk-testpmd` cannot have, or TCP that is still to be
+//! segmented, which it does not send. It has a thread of its own, or is run from the thread that serves the port.
 //!
 //! It does for each packet what testpmd does: a new Ethernet header and what follows it, and a new descriptor.
 
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
@@ -15,7 +16,7 @@ use vhost_frontend::mock::MockGuest;
 use vhost_net_cxl::offloads::Offloads;
 use vhost_net_cxl::vnet_header::{HEADER_BYTES, VnetHeader};
 use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
-use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, VolatileSlice};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileSlice};
 
 use crate::cores;
 
@@ -110,29 +111,103 @@ pub(super) enum GuestMemory {
     Own,
 }
 
-/// A driver at work.
+/// A port and its driver.
+pub(super) struct Stream {
+    guest: MockGuest,
+    memory: GuestMemoryMmap<()>,
+    frame: Frame,
+    offered: u16,
+    seen: u16,
+    /// When the device last took something.
+    moved: Instant,
+}
+
+impl Stream {
+    /// Connects to a device.
+    pub(super) fn connect(socket: &Path, memory: GuestMemory, frame: Frame) -> Result<Self> {
+        let bytes = memory_bytes(frame.bytes);
+        let mut guest = match memory {
+            GuestMemory::Pool(pool, ram) => {
+                MockGuest::in_file(pool, ram.start_byte().get(), bytes, 2, RING_SIZE)
+            }
+            GuestMemory::Own => MockGuest::new(bytes, 2, RING_SIZE),
+        };
+        guest.connect(socket, 1 << VIRTIO_F_VERSION_1 | frame.features);
+        let (memory, available) = (guest.memory().clone(), guest.ring(TRANSMIT).available_ring());
+        memory.write_obj(NO_INTERRUPT.to_le(), GuestAddress(available))?;
+        // The device gives buffers back in order: the one in slot i of the ring is always number i.
+        for index in 0..RING_SIZE {
+            memory.write_obj(index.to_le(), GuestAddress(available + 4 + 2 * u64::from(index)))?;
+        }
+        Ok(Self { guest, memory, frame, offered: 0, seen: 0, moved: Instant::now() })
+    }
+
+    /// Offers as many frames as there is room for, and looks once for what the device gives back.
+    pub(super) fn step(&mut self) -> Result<()> {
+        if self.offered.wrapping_sub(self.seen) < RING_SIZE {
+            self.offer()?;
+        }
+        let ring = self.guest.ring(TRANSMIT);
+        let now: u16 = self.memory.load(GuestAddress(ring.used_ring() + 2), Ordering::Acquire)?;
+        if now != self.seen {
+            self.seen = now;
+            self.moved = Instant::now();
+        } else if self.moved.elapsed() > PATIENCE {
+            ring.kick();
+            self.moved = Instant::now();
+        }
+        Ok(())
+    }
+
+    fn offer(&mut self) -> Result<()> {
+        let Self { guest, memory, frame, offered, seen, .. } = self;
+        let data = guest.data_start();
+        let ring = guest.ring(TRANSMIT);
+        let whole = |at: u64, bytes: usize| -> Result<VolatileSlice<'_>> {
+            memory.get_slice(GuestAddress(at), bytes).context("a place in the guest's memory")
+        };
+        let entries = usize::from(RING_SIZE);
+        let table = whole(ring.descriptor_table(), 16 * entries)?;
+        let buffer_bytes = buffer_bytes(frame.bytes);
+        let buffers = whole(data, entries * usize::try_from(buffer_bytes)?)?;
+        let chain_bytes = HEADER_BYTES as u64 + u64::from(frame.bytes);
+        while offered.wrapping_sub(*seen) < RING_SIZE {
+            let slot = *offered % RING_SIZE;
+            let at = u64::from(slot) * buffer_bytes;
+            let buffer = buffers.subslice(usize::try_from(at)?, frame.front.len())?;
+            buffer.copy_from(&frame.front);
+            let descriptor = [data + at, chain_bytes];
+            table.subslice(16 * usize::from(slot), 16)?.copy_from(&descriptor);
+            *offered = offered.wrapping_add(1);
+        }
+        memory.store(offered.to_le(), GuestAddress(ring.available_ring() + 2), Ordering::Release)?;
+        Ok(())
+    }
+
+    /// Lets go of the device.
+    pub(super) fn disconnect(mut self) {
+        self.guest.disconnect();
+    }
+}
+
+/// A driver at work in a thread of its own.
 pub(super) struct Flood {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<Result<()>>>,
 }
 
 impl Flood {
-    /// Begins to send on this socket, from this core.
-    pub(super) fn start(socket: PathBuf, memory: GuestMemory, frame: Frame, core: usize) -> Self {
+    /// Begins to send, from this core.
+    pub(super) fn start(mut stream: Stream, core: usize) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let thread = thread::spawn(move || {
-            let bytes = memory_bytes(frame.bytes);
-            let mut guest = match memory {
-                GuestMemory::Pool(pool, ram) => {
-                    MockGuest::in_file(pool, ram.start_byte().get(), bytes, 2, RING_SIZE)
-                }
-                GuestMemory::Own => MockGuest::new(bytes, 2, RING_SIZE),
-            };
-            guest.connect(&socket, 1 << VIRTIO_F_VERSION_1 | frame.features);
             cores::pin(core)?;
-            let outcome = send(&mut guest, &frame, &stopped);
-            guest.disconnect();
+            let mut outcome = Ok(());
+            while outcome.is_ok() && !stopped.load(Ordering::Relaxed) {
+                outcome = stream.step();
+            }
+            stream.disconnect();
             outcome
         });
         Self { stop, thread: Some(thread) }
@@ -142,7 +217,7 @@ impl Flood {
     pub(super) fn stop(mut self) -> Result<()> {
         self.stop.store(true, Ordering::Relaxed);
         let thread = self.thread.take().context("it stops once")?;
-        thread.join().map_err(|_| anyhow!("the driver could not connect"))?
+        thread.join().map_err(|_| anyhow!("the driver panicked"))?
     }
 }
 
@@ -154,53 +229,4 @@ impl Drop for Flood {
             let _ = thread.join();
         }
     }
-}
-
-fn send(guest: &mut MockGuest, frame: &Frame, stop: &AtomicBool) -> Result<()> {
-    let memory = guest.memory().clone();
-    let data = guest.data_start();
-    let ring = guest.ring(TRANSMIT);
-    let whole = |at: u64, bytes: usize| -> Result<VolatileSlice<'_>> {
-        memory.get_slice(GuestAddress(at), bytes).context("a place in the guest's memory")
-    };
-    let entries = usize::from(RING_SIZE);
-    let table = whole(ring.descriptor_table(), 16 * entries)?;
-    let available = whole(ring.available_ring(), 4 + 2 * entries)?;
-    let used = whole(ring.used_ring(), 4 + 8 * entries)?;
-    let buffer_bytes = buffer_bytes(frame.bytes);
-    let buffers = whole(data, entries * usize::try_from(buffer_bytes)?)?;
-    memory.write_obj(NO_INTERRUPT.to_le(), GuestAddress(ring.available_ring()))?;
-    // The device gives buffers back in order: the one in slot i of the ring is always number i.
-    for index in 0..RING_SIZE {
-        available.write_obj(index.to_le(), 4 + 2 * usize::from(index))?;
-    }
-    let chain_bytes = HEADER_BYTES as u64 + u64::from(frame.bytes);
-    let (mut offered, mut seen) = (0_u16, 0_u16);
-    let mut moved = Instant::now();
-    while !stop.load(Ordering::Relaxed) {
-        let room = RING_SIZE - offered.wrapping_sub(seen);
-        for _ in 0..room {
-            let slot = offered % RING_SIZE;
-            let at = u64::from(slot) * buffer_bytes;
-            let buffer = buffers.subslice(usize::try_from(at)?, frame.front.len())?;
-            buffer.copy_from(&frame.front);
-            let descriptor = [data + at, chain_bytes];
-            table.subslice(16 * usize::from(slot), 16)?.copy_from(&descriptor);
-            offered = offered.wrapping_add(1);
-        }
-        if room > 0 {
-            available.store(offered.to_le(), 2, Ordering::Release)?;
-        }
-        let now: u16 = used.load(2, Ordering::Acquire)?;
-        if now == seen {
-            if moved.elapsed() > PATIENCE {
-                ring.kick();
-                moved = Instant::now();
-            }
-        } else {
-            seen = now;
-            moved = Instant::now();
-        }
-    }
-    Ok(())
 }

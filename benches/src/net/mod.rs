@@ -19,9 +19,9 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use cxl_pool::CoherenceMode;
 
-use self::flood::{Flood, Frame, GuestMemory};
+use self::flood::{Flood, Frame, GuestMemory, Stream};
 use self::huge_pages::HugePages;
-use self::ours::{Ours, Setup, Spread, Work};
+use self::ours::{Ours, Setup, Spread, StreamInFrontend, Work};
 use self::round_trip::{Latencies, RoundTrips};
 use self::testpmd::{DRIVER_MAC, Forwarding, Side, Testpmd};
 use crate::cores::{self, Cores, Distance};
@@ -45,7 +45,8 @@ use crate::cores::{self, Cores, Distance};
 ///
 /// And the NIC drivers `tap` and `af-xdp`, in a network namespace of the benchmark's own, against the same devices used directly: by
 /// dpdk-testpmd's drivers, and, for TCP of 64 KiB that is still to be segmented, by a loop of writes to a TAP device and by frames of 1502 B through
-/// AF_XDP, which has no segmentation. Counted is what the kernel says that it got.
+/// AF_XDP, which has no segmentation. Counted is what the kernel says that it got. Rows `-apart` have a core for each of the two sides, as
+/// two hosts do, and the driver runs in the frontend's thread.
 ///
 /// All take turns, in every round; the cores' distance is probed around each run, and only equal tags are compared.
 #[derive(Args)]
@@ -261,20 +262,22 @@ enum Driver {
     Testpmd(Testpmd),
     /// It sends from the beginning.
     Flood(Flood),
+    /// So does this one, in the frontend's thread.
+    InFrontend(StreamInFrontend),
 }
 
 impl Driver {
     fn begin(&mut self, forwarding: Forwarding) -> Result<()> {
         match self {
             Self::Testpmd(testpmd) => testpmd.forward(forwarding),
-            Self::Flood(_) => Ok(()),
+            Self::Flood(_) | Self::InFrontend(_) => Ok(()),
         }
     }
 
     fn received(&mut self) -> Result<u64> {
         match self {
             Self::Testpmd(testpmd) => Ok(testpmd.totals()?.received),
-            Self::Flood(_) => Ok(0),
+            Self::Flood(_) | Self::InFrontend(_) => Ok(0),
         }
     }
 
@@ -282,6 +285,7 @@ impl Driver {
         match self {
             Self::Testpmd(mut testpmd) => testpmd.stop(),
             Self::Flood(flood) => flood.stop(),
+            Self::InFrontend(stream) => stream.stop(),
         }
     }
 }
@@ -326,10 +330,10 @@ impl Bench<'_> {
                 )?;
                 let driver = if lent {
                     cores::unpin(self.cores)?;
-                    let (socket, core) = (ours.socket().to_owned(), self.cores.sender);
                     let (pool, ram) = ours.ram()?;
                     let frame = Frame::datagram(ours::mac(0), job.frame_bytes);
-                    Driver::Flood(Flood::start(socket, GuestMemory::Pool(pool, ram), frame, core))
+                    let stream = Stream::connect(ours.socket(), GuestMemory::Pool(pool, ram), frame)?;
+                    Driver::Flood(Flood::start(stream, self.cores.sender))
                 } else {
                     self.driver(ours.sockets())?
                 };

@@ -33,6 +33,7 @@ use vhost_net_cxl::offloads::Offloads;
 use wadi_tests::runner::memory_tempdir;
 
 use super::engine::{Engine, Message, Spent};
+use super::flood::Stream;
 use super::round_trip::{Latencies, RoundTrips};
 use crate::cores::{self, Cores};
 
@@ -184,7 +185,7 @@ impl Ours {
         };
         // Threads begin where their parent is.
         cores::pin(cores.receiver)?;
-        let engine = Engine { frontend, backend, spent: Arc::clone(&spent), load: None };
+        let engine = Engine { frontend, backend, spent: Arc::clone(&spent), load: None, turns: 0 };
         let frontend = Worker::spawn("net-frontend", worker(cores.receiver), bell(ends[0])?, engine)?;
         let (mut servers, mut sockets) = (Vec::new(), Vec::new());
         for (lease, socket, spec) in devices {
@@ -245,6 +246,26 @@ impl Ours {
     pub(super) fn round_trips(&self, load: RoundTrips) -> Result<Latencies> {
         let drive = |reply| Message::RoundTrips(Box::new(load), reply);
         self.frontend.call(drive).map_err(|_| anyhow!("the frontend's worker has ended"))
+    }
+
+    /// Has the frontend's thread drive the port until it is told to end.
+    pub(super) fn stream(&self, stream: Stream) -> Result<StreamInFrontend> {
+        let frontend = self.frontend.clone();
+        let sent = frontend.send(Message::Stream(Box::new(stream)));
+        sent.map_err(|_| anyhow!("the frontend's worker has ended"))?;
+        Ok(StreamInFrontend { frontend })
+    }
+}
+
+/// A driver at work in the frontend's thread.
+pub(super) struct StreamInFrontend {
+    frontend: WorkerHandle<Message>,
+}
+
+impl StreamInFrontend {
+    /// Ends it, and says how it went.
+    pub(super) fn stop(self) -> Result<()> {
+        self.frontend.call(Message::EndStream).map_err(|_| anyhow!("the frontend's worker has ended"))?
     }
 }
 
