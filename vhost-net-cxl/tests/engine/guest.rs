@@ -39,6 +39,11 @@ pub(crate) fn ram_area() -> Area {
     area(64, 16)
 }
 
+fn store<M: Memory>(host: &M) -> Store {
+    let host = host.clone();
+    Box::new(move |at, bytes| host.write(at, bytes))
+}
+
 impl Guest {
     pub(crate) fn new(size: u16) -> Self {
         let memory: GuestMemoryMmap<()> =
@@ -79,9 +84,12 @@ impl Guest {
     pub(crate) fn in_simulated_pool<M: Memory>(host: &M, size: u16) -> Self {
         let file = tempfile::tempfile().expect("a file");
         file.set_len(host.size_bytes()).expect("its length");
-        let host = host.clone();
-        let store = Box::new(move |at: ByteOffset, bytes: &[u8]| host.write(at, bytes));
-        Self { store: Some(store), ..Self::in_pool_file(&file, size) }
+        Self { store: Some(store(host)), ..Self::in_pool_file(&file, size) }
+    }
+
+    /// Goes on after its host's process was killed: this is the host's memory as the next process has it.
+    pub(crate) fn outlive<M: Memory>(&mut self, host: &M) {
+        self.store = self.store.is_some().then(|| store(host));
     }
 
     /// Stores something in the transmit queue's part.

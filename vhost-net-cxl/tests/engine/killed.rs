@@ -4,9 +4,9 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
-use cxl_pool::HostId;
 use cxl_pool::simulated::{Faults, SimulatedMemory, SimulatedPool, check_seeds};
-use pod_protocol::objects::{Object, RegistrationState};
+use cxl_pool::{Area, HostId};
+use pod_protocol::objects::{Object, PortObject, RegistrationObject, RegistrationState};
 use vhost_net_cxl::offloads::Offloads;
 
 use crate::echo::frame;
@@ -22,6 +22,8 @@ const SLOTS: u32 = 512;
 const QUEUE_SIZE: u16 = 128;
 const BUFFER_BYTES: u32 = 2048;
 const KILLS: u32 = 6;
+/// Long enough to be lent, where the guest lies in the pool.
+const FRAME_BYTES: usize = 600;
 
 /// What becomes of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +61,8 @@ struct Scene {
     backend: TestBackend<SimulatedMemory>,
     wire: Arc<Mutex<Wire>>,
     guests: [Guest; 2],
+    /// Where the first guest's transmit queue lies, if that is in the pool.
+    ram_area: Option<Area>,
     generation: u32,
     /// What the first guest offered, in order, and how much of it was returned.
     offered: Vec<End>,
@@ -77,12 +81,15 @@ impl Scene {
         let memory = pool.host(HostId::new(2));
         let (mut backend, wire) = recording_backend(&memory, Offloads::NONE, 2, area(32, 16));
         backend.apply(Object::Channel(channel(1, 1, SLOTS, false)));
+        let here = pool.host(HostId::new(1));
+        let (first, ram_area) = Guest::of_seed(seed, &here, QUEUE_SIZE);
         for number in [1, 2] {
-            let state = RegistrationState::Active;
-            backend.apply(Object::Registration(registration(number, 1, 1, state, transmit_area(number))));
+            let registration = registration(number, 1, 1, RegistrationState::Active, transmit_area(number));
+            let ram_area = if number == 1 { ram_area } else { None };
+            backend.apply(Object::Registration(RegistrationObject { ram_area, ..registration }));
         }
-        let frontend = TestFrontend::new(&pool.host(HostId::new(1)));
-        let mut guests = [Guest::new(QUEUE_SIZE), Guest::new(QUEUE_SIZE)];
+        let frontend = TestFrontend::new(&here).with_pool_file(first.pool_file);
+        let mut guests = [first, Guest::new(QUEUE_SIZE)];
         guests[1].post(QUEUE_SIZE, BUFFER_BYTES);
         let (arrived, all) = Default::default();
         let offered = Vec::new();
@@ -92,6 +99,7 @@ impl Scene {
             backend,
             wire,
             guests,
+            ram_area,
             generation: 1,
             offered,
             returned: 0,
@@ -109,7 +117,9 @@ impl Scene {
     fn begin(&mut self) {
         self.frontend.apply(Object::Channel(channel(1, self.generation, SLOTS, true)));
         for number in [1, 2] {
-            self.frontend.apply(Object::Port(port(number, transmit_area(number), route(1, 1), None)));
+            let port = port(number, transmit_area(number), route(1, 1), None);
+            let ram_area = if number == 1 { self.ram_area } else { None };
+            self.frontend.apply(Object::Port(PortObject { ram_area, ..port }));
         }
         let used = u16::try_from(self.returned).expect("few");
         let features = all_features() & !Offloads::ALL.features();
@@ -126,7 +136,9 @@ impl Scene {
         self.pool.crash(HostId::new(1));
         // What it had returned counts, and nothing else.
         self.look();
-        self.frontend = TestFrontend::new(&self.pool.host(HostId::new(1)));
+        let here = self.pool.host(HostId::new(1));
+        self.guests[0].outlive(&here);
+        self.frontend = TestFrontend::new(&here).with_pool_file(self.guests[0].pool_file);
         self.arrived = Default::default();
         self.generation += 1;
         self.backend.apply(Object::Channel(channel(1, self.generation, SLOTS, false)));
@@ -135,7 +147,7 @@ impl Scene {
 
     fn offer(&mut self, end: End) {
         let number = u32::try_from(self.offered.len()).expect("few");
-        let mut sent = frame(number, 100);
+        let mut sent = frame(number, FRAME_BYTES);
         let mut header = [0; 12];
         match end {
             End::Wire => {}
@@ -169,7 +181,7 @@ impl Scene {
     fn note(&mut self, place: usize, end: End, got: &[u8]) {
         let number = u32::from_le_bytes(got[14..18].try_into().expect("four bytes"));
         assert_eq!(self.offered[number as usize], end);
-        assert_eq!(got[12..], frame(number, 100)[12..], "frame {number}");
+        assert_eq!(got[12..], frame(number, FRAME_BYTES)[12..], "frame {number}");
         assert!(self.arrived[place].last().is_none_or(|last| *last < number), "in order, and once per life");
         self.arrived[place].push(number);
         self.all[place].insert(number);
