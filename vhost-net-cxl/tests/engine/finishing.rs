@@ -78,55 +78,59 @@ fn arrived(pod: &mut Neighbours, guest: usize) -> Vec<Vec<u8>> {
 
 #[test]
 fn a_large_packet_is_cut_for_a_neighbour_that_takes_none() {
-    let mut pod = neighbours("", &[all_features(), plain_features()]);
-    let sent = payload(30_000);
-    let (header, frame) = large(mac(1), mac(2), &sent);
-    assert!(pod.guests[0].send(&header, &frame));
-    pod.settle();
-    let got = arrived(&mut pod, 1);
-    assert_eq!(got.len(), 30_000_usize.div_ceil(SEGMENT_BYTES));
-    assert_eq!(reassemble(&got), sent);
-    assert_eq!(pod.guests[0].transmit.reclaim_pairs().len(), 1);
-    assert!(pod.backend.lease(2).drops.is_empty(), "{:?}", pod.backend.lease(2).drops);
+    for mut pod in neighbours("", &[all_features(), plain_features()]) {
+        let sent = payload(30_000);
+        let (header, frame) = large(mac(1), mac(2), &sent);
+        assert!(pod.guests[0].send(&header, &frame));
+        pod.settle();
+        let got = arrived(&mut pod, 1);
+        assert_eq!(got.len(), 30_000_usize.div_ceil(SEGMENT_BYTES));
+        assert_eq!(reassemble(&got), sent);
+        assert_eq!(pod.guests[0].transmit.reclaim_pairs().len(), 1);
+        assert!(pod.backend.lease(2).drops.is_empty(), "{:?}", pod.backend.lease(2).drops);
+    }
 }
 
 #[test]
 fn a_flooded_packet_reaches_everybody_in_the_form_that_each_can_take() {
     let no_large_v4 =
         all_features() & !Offloads::CHECKSUM.union(Offloads::TSO4).features() | Offloads::CHECKSUM.features();
-    let mut pod =
-        neighbours("", &[all_features(), plain_features(), all_features(), no_large_v4, plain_features()]);
-    let sent = payload(5000);
-    let (header, frame) = large(mac(1), MacAddress::BROADCAST, &sent);
-    assert!(pod.guests[0].send(&header, &frame));
-    pod.settle();
-    for guest in [1, 3, 4] {
-        assert_eq!(reassemble(&arrived(&mut pod, guest)), sent, "guest {guest}");
-    }
-    assert_eq!(arrived(&mut pod, 2), [frame], "whole");
-    assert!(arrived(&mut pod, 0).is_empty());
-    for guest in 1..=5 {
-        assert!(pod.backend.lease(guest).drops.is_empty());
-    }
-    // Every receive buffer came back: as many packets again as there are buffers.
-    for _ in 0..600 {
-        assert!(pod.guests[0].send(&header, &large(mac(1), mac(2), &sent).1));
+    for mut pod in
+        neighbours("", &[all_features(), plain_features(), all_features(), no_large_v4, plain_features()])
+    {
+        let sent = payload(5000);
+        let (header, frame) = large(mac(1), MacAddress::BROADCAST, &sent);
+        assert!(pod.guests[0].send(&header, &frame));
         pod.settle();
-        assert_eq!(arrived(&mut pod, 1).len(), 4);
-        pod.guests[0].transmit.reclaim_pairs();
+        for guest in [1, 3, 4] {
+            assert_eq!(reassemble(&arrived(&mut pod, guest)), sent, "guest {guest}");
+        }
+        assert_eq!(arrived(&mut pod, 2), [frame], "whole");
+        assert!(arrived(&mut pod, 0).is_empty());
+        for guest in 1..=5 {
+            assert!(pod.backend.lease(guest).drops.is_empty());
+        }
+        // Every receive buffer came back: as many packets again as there are buffers.
+        for _ in 0..600 {
+            assert!(pod.guests[0].send(&header, &large(mac(1), mac(2), &sent).1));
+            pod.settle();
+            assert_eq!(arrived(&mut pod, 1).len(), 4);
+            pod.guests[0].transmit.reclaim_pairs();
+        }
     }
 }
 
 #[test]
 fn headers_that_do_not_match_cost_their_sender_the_packet() {
-    let mut pod = neighbours("", &[all_features(), plain_features()]);
-    let (header, mut frame) = large(mac(1), mac(2), &payload(5000));
-    frame[23] = 17;
-    assert!(pod.guests[0].send(&header, &frame));
-    pod.settle();
-    assert!(arrived(&mut pod, 1).is_empty());
-    assert_eq!(pod.backend.lease(2).drops, [("bad-header".to_owned(), 1)].into());
-    assert_eq!(pod.guests[0].transmit.reclaim_pairs().len(), 1);
+    for mut pod in neighbours("", &[all_features(), plain_features()]) {
+        let (header, mut frame) = large(mac(1), mac(2), &payload(5000));
+        frame[23] = 17;
+        assert!(pod.guests[0].send(&header, &frame));
+        pod.settle();
+        assert!(arrived(&mut pod, 1).is_empty());
+        assert_eq!(pod.backend.lease(2).drops, [("bad-header".to_owned(), 1)].into());
+        assert_eq!(pod.guests[0].transmit.reclaim_pairs().len(), 1);
+    }
 }
 
 /// One instance on a recording NIC.
