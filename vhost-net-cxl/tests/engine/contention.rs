@@ -4,15 +4,15 @@ use std::sync::{Arc, Mutex};
 
 use cxl_pool::HostId;
 use cxl_pool::simulated::{Faults, SimulatedMemory, SimulatedPool};
-use pod_protocol::objects::{Object, RegistrationState};
+use pod_protocol::objects::{Object, PortObject, RegistrationObject, RegistrationState};
 use pod_protocol::worker::Turned;
 use vhost_frontend::GuestMemory;
 use vhost_net_cxl::frontend::Order;
 use vhost_net_cxl::offloads::Offloads;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
 
-use crate::echo::{BUFFER_BYTES, frame, pair, returned};
-use crate::guest::{Guest, NEXT};
+use crate::echo::{BUFFER_BYTES, frame, pairs, returned};
+use crate::guest::{Guest, NEXT, ram_area};
 use crate::pod::{
     POOL_BYTES, TestBackend, TestFrontend, Turn, all_features, area, connect, lease, mac, port, registration,
     route, settle,
@@ -24,7 +24,7 @@ use crate::switching::transmit_area;
 pub(crate) const ROOM: usize = 24;
 pub(crate) const GUESTS: u32 = 4;
 
-/// Guests 1 to 4 of one frontend, and a NIC that is slower than they are.
+/// Guests 1 to 4 of one frontend, the first of which has its memory in the pool, and a NIC that is slower than they are.
 pub(crate) struct Pod {
     pub(crate) pool: SimulatedPool,
     pub(crate) frontend: TestFrontend<SimulatedMemory>,
@@ -35,16 +35,24 @@ pub(crate) struct Pod {
 
 pub(crate) fn pod() -> Pod {
     let pool = SimulatedPool::new(1, POOL_BYTES);
-    let mut frontend = TestFrontend::new(&pool.host(HostId::new(1)));
+    let here = pool.host(HostId::new(1));
+    let mut frontend = TestFrontend::new(&here);
     let memory = pool.host(HostId::new(2));
     let (mut backend, wire) = recording_backend(&memory, Offloads::ALL, usize::MAX, area(32, 16));
     connect(&mut frontend, &mut backend, 1);
     let mut guests = Vec::new();
     for number in 1..=GUESTS {
-        let guest = Guest::new(128);
+        let guest = if number == 1 { Guest::in_simulated_pool(&here, 128) } else { Guest::new(128) };
+        let ram_area = guest.pool_file.map(|_| ram_area());
         let registration = registration(number, 1, 1, RegistrationState::Active, transmit_area(number));
-        backend.apply(Object::Registration(registration));
-        frontend.apply(Object::Port(port(number, transmit_area(number), route(1, 1), None)));
+        if guest.pool_file.is_some() {
+            frontend = frontend.with_pool_file(guest.pool_file);
+        }
+        backend.apply(Object::Registration(RegistrationObject { ram_area, ..registration }));
+        frontend.apply(Object::Port(PortObject {
+            ram_area,
+            ..port(number, transmit_area(number), route(1, 1), None)
+        }));
         frontend.start(number, &guest, all_features());
         guests.push(guest);
     }
@@ -55,7 +63,7 @@ pub(crate) fn pod() -> Pod {
 
 /// Frame `number` of a guest.
 pub(crate) fn from(guest: u32, number: u32) -> Vec<u8> {
-    let mut frame = frame(number, 100);
+    let mut frame = frame(number, 600);
     frame[6..12].copy_from_slice(&mac(u8::try_from(guest).expect("few")).bytes());
     frame
 }
@@ -147,7 +155,7 @@ fn a_guest_that_posts_no_buffers_costs_its_neighbours_nothing() {
     let mut heard = 0;
     for number in 0..3000_u32 {
         for guest in [1, 2] {
-            let mut frame = frame(number, 100);
+            let mut frame = frame(number, 600);
             frame[..6].copy_from_slice(&mac(guest).bytes());
             frame[6..12].copy_from_slice(&mac(99).bytes());
             let packet = [&[0; 12][..], &frame].concat();
@@ -171,28 +179,29 @@ fn a_guest_that_posts_no_buffers_costs_its_neighbours_nothing() {
 #[test]
 fn chains_with_empty_descriptors_and_split_headers_are_packets_like_others() {
     let pool = SimulatedPool::new(3, POOL_BYTES);
-    let mut pair = pair(&pool.host(HostId::new(1)), &pool.host(HostId::new(2)), 512, all_features(), 8);
-    let packet = [vec![0; 12], frame(5, 300)].concat();
-    let queue = &mut pair.guest.transmit;
-    let at = queue.buffer(0, 4096);
-    pair.guest.memory.write_slice(&packet, GuestAddress(at)).expect("in memory");
-    // A header in three parts, one of them empty, and an empty end.
-    queue.offer(&[
-        (0, at, 5, NEXT),
-        (1, at, 0, NEXT),
-        (2, at + 5, 8, NEXT),
-        (3, at + 13, 299, NEXT),
-        (4, at, 0, 0),
-    ]);
-    // Nothing at all.
-    queue.offer(&[(6, at, 0, NEXT), (7, at, 0, 0)]);
-    settle(&mut [&mut pair.frontend, &mut pair.backend]);
-    let got = pair.guest.received(BUFFER_BYTES);
-    assert_eq!(got.len(), 1);
-    assert_eq!(got[0].1, returned(&frame(5, 300)));
-    let heads: Vec<u16> = pair.guest.transmit.used().into_iter().map(|(head, _)| head).collect();
-    assert_eq!(heads, [0, 6]);
-    assert_eq!(pair.frontend.lease(1).drops, [("bad-chain".to_owned(), 1)].into());
+    for mut pair in pairs(&pool.host(HostId::new(1)), &pool.host(HostId::new(2)), 512, all_features(), 8) {
+        let packet = [vec![0; 12], frame(5, 300)].concat();
+        let queue = &mut pair.guest.transmit;
+        let at = queue.buffer(0, 4096);
+        pair.guest.memory.write_slice(&packet, GuestAddress(at)).expect("in memory");
+        // A header in three parts, one of them empty, and an empty end.
+        queue.offer(&[
+            (0, at, 5, NEXT),
+            (1, at, 0, NEXT),
+            (2, at + 5, 8, NEXT),
+            (3, at + 13, 299, NEXT),
+            (4, at, 0, 0),
+        ]);
+        // Nothing at all.
+        queue.offer(&[(6, at, 0, NEXT), (7, at, 0, 0)]);
+        settle(&mut [&mut pair.frontend, &mut pair.backend]);
+        let got = pair.guest.received(BUFFER_BYTES);
+        assert_eq!(got.len(), 1);
+        assert_eq!(got[0].1, returned(&frame(5, 300)));
+        let heads: Vec<u16> = pair.guest.transmit.used().into_iter().map(|(head, _)| head).collect();
+        assert_eq!(heads, [0, 6]);
+        assert_eq!(pair.frontend.lease(1).drops, [("bad-chain".to_owned(), 1)].into());
+    }
 }
 
 #[test]

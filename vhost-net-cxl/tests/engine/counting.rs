@@ -9,7 +9,7 @@ use vhost_net_cxl::offloads::Offloads;
 
 use pod_protocol::objects::{Object, RegistrationState};
 
-use crate::echo::{frame, pair};
+use crate::echo::{frame, pairs};
 use crate::pod::{
     POOL_BYTES, TestBackend, Turn, all_features, area, channel, lease, mac, open, registration, route, settle,
 };
@@ -23,42 +23,44 @@ fn only(book: &ChannelBook) -> ChannelTelemetry {
 #[test]
 fn both_ends_of_a_channel_count_the_same_messages_and_how_full_it_is() {
     let pool = SimulatedPool::new(5, POOL_BYTES);
-    let mut pair = pair(&pool.host(HostId::new(1)), &pool.host(HostId::new(2)), 128, all_features(), 8);
-    let before = only(&pair.frontend.channels);
-    assert_eq!((before.depth, before.stalls), (0, 0));
-    for number in 0..60 {
-        assert!(pair.guest.send(&[0; 12], &frame(number, 100)));
+    for mut pair in pairs(&pool.host(HostId::new(1)), &pool.host(HostId::new(2)), 128, all_features(), 8) {
+        let before = only(&pair.frontend.channels);
+        assert_eq!((before.depth, before.stalls), (0, 0));
+        for number in 0..60 {
+            assert!(pair.guest.send(&[0; 12], &frame(number, 100)));
+        }
+        pair.frontend.turn_once();
+        pair.frontend.turn_once();
+        let full = only(&pair.frontend.channels);
+        assert_eq!(full.depth, full.depth_max, "as many are under way as may be");
+        assert_eq!(full.sent - before.sent, full.depth);
+        assert!(full.depth_max < 60 && full.stalls == 1, "{full:?}");
+        settle(&mut [&mut pair.frontend, &mut pair.backend]);
+        assert_eq!(pair.guest.transmit.reclaim_pairs().len(), 60);
+        let (here, there) = (only(&pair.frontend.channels), only(&pair.backend.channels));
+        assert_eq!((here.depth, there.depth), (0, 0));
+        assert_eq!((here.sent, here.received), (there.received, there.sent));
+        assert!(here.sent - before.sent > 60, "packets, and runs that were taken: {here:?}");
+        assert_eq!((here.unreadable, here.strays, here.lost), (0, 0, 0));
+        assert_eq!((there.unreadable, there.strays, there.lost), (0, 0, 0));
     }
-    pair.frontend.turn_once();
-    pair.frontend.turn_once();
-    let full = only(&pair.frontend.channels);
-    assert_eq!(full.depth, full.depth_max, "as many are under way as may be");
-    assert_eq!(full.sent - before.sent, full.depth);
-    assert!(full.depth_max < 60 && full.stalls == 1, "{full:?}");
-    settle(&mut [&mut pair.frontend, &mut pair.backend]);
-    assert_eq!(pair.guest.transmit.reclaim_pairs().len(), 60);
-    let (here, there) = (only(&pair.frontend.channels), only(&pair.backend.channels));
-    assert_eq!((here.depth, there.depth), (0, 0));
-    assert_eq!((here.sent, here.received), (there.received, there.sent));
-    assert!(here.sent - before.sent > 60, "packets, and runs that were taken: {here:?}");
-    assert_eq!((here.unreadable, here.strays, here.lost), (0, 0, 0));
-    assert_eq!((there.unreadable, there.strays, there.lost), (0, 0, 0));
 }
 
 #[test]
 fn counts_go_on_when_rings_begin_anew() {
     let pool = SimulatedPool::new(6, POOL_BYTES);
-    let mut pair = pair(&pool.host(HostId::new(1)), &pool.host(HostId::new(2)), 128, all_features(), 8);
-    assert!(pair.guest.send(&[0; 12], &frame(1, 100)));
-    settle(&mut [&mut pair.frontend, &mut pair.backend]);
-    let before = only(&pair.frontend.channels);
-    pair.backend.apply(Object::Channel(channel(1, 2, 128, false)));
-    pair.frontend.apply(Object::Channel(channel(1, 2, 128, true)));
-    assert!(pair.guest.send(&[0; 12], &frame(2, 100)));
-    settle(&mut [&mut pair.frontend, &mut pair.backend]);
-    let after = only(&pair.frontend.channels);
-    assert!(after.sent > before.sent && after.received > before.received, "{before:?} {after:?}");
-    assert_eq!(after.depth, 0);
+    for mut pair in pairs(&pool.host(HostId::new(1)), &pool.host(HostId::new(2)), 128, all_features(), 8) {
+        assert!(pair.guest.send(&[0; 12], &frame(1, 100)));
+        settle(&mut [&mut pair.frontend, &mut pair.backend]);
+        let before = only(&pair.frontend.channels);
+        pair.backend.apply(Object::Channel(channel(1, 2, 128, false)));
+        pair.frontend.apply(Object::Channel(channel(1, 2, 128, true)));
+        assert!(pair.guest.send(&[0; 12], &frame(2, 100)));
+        settle(&mut [&mut pair.frontend, &mut pair.backend]);
+        let after = only(&pair.frontend.channels);
+        assert!(after.sent > before.sent && after.received > before.received, "{before:?} {after:?}");
+        assert_eq!(after.depth, 0);
+    }
 }
 
 #[test]

@@ -8,7 +8,7 @@ use pod_protocol::objects::{Object, PortObject, RegistrationObject, Registration
 use vhost_net_cxl::ethernet::announcement;
 use vhost_net_cxl::offloads::Offloads;
 
-use crate::echo::{BUFFER_BYTES, frame, pair, returned};
+use crate::echo::{BUFFER_BYTES, frame, pair, pairs, returned};
 use crate::guest::Guest;
 use crate::pod::{
     POOL_BYTES, TestBackend, TestFrontend, Turn, all_features, area, channel, mac, port, registration, route,
@@ -74,18 +74,19 @@ fn packets_that_a_dead_link_holds_go_through_the_backup_nic() {
 #[test]
 fn a_packet_that_is_ahead_of_its_registration_waits_for_it() {
     let pool = SimulatedPool::new(3, POOL_BYTES);
-    let mut pair = pair(&pool.host(HostId::new(1)), &pool.host(HostId::new(2)), SLOTS, all_features(), 8);
-    let transmit_area = area(8, 8);
-    pair.frontend.apply(Object::Port(port(1, transmit_area, route(1, 2), None)));
-    assert!(pair.guest.send(&[0; 12], &frame(1, 100)));
-    settle(&mut [&mut pair.frontend, &mut pair.backend]);
-    assert!(pair.guest.transmit.reclaim_pairs().is_empty());
-    pair.backend.apply(Object::Registration(registration(1, 1, 2, Active, transmit_area)));
-    // Its timer, which nobody watches here, would have fired.
-    pair.frontend.task.retry();
-    settle(&mut [&mut pair.frontend, &mut pair.backend]);
-    assert_eq!(pair.guest.transmit.reclaim_pairs().len(), 1);
-    assert_eq!(pair.guest.received(BUFFER_BYTES).len(), 1);
+    for mut pair in pairs(&pool.host(HostId::new(1)), &pool.host(HostId::new(2)), SLOTS, all_features(), 8) {
+        let transmit_area = area(8, 8);
+        pair.frontend.apply(Object::Port(port(1, transmit_area, route(1, 2), None)));
+        assert!(pair.guest.send(&[0; 12], &frame(1, 100)));
+        settle(&mut [&mut pair.frontend, &mut pair.backend]);
+        assert!(pair.guest.transmit.reclaim_pairs().is_empty());
+        pair.backend.apply(Object::Registration(registration(1, 1, 2, Active, transmit_area)));
+        // Its timer, which nobody watches here, would have fired.
+        pair.frontend.task.retry();
+        settle(&mut [&mut pair.frontend, &mut pair.backend]);
+        assert_eq!(pair.guest.transmit.reclaim_pairs().len(), 1);
+        assert_eq!(pair.guest.received(BUFFER_BYTES).len(), 1);
+    }
 }
 
 #[test]
@@ -327,56 +328,58 @@ fn die_while_draining(seed: u64) {
 fn unicast_is_heard_from_both_nics_while_one_drains() {
     let pool = SimulatedPool::new(4, POOL_BYTES);
     let host = |number| pool.host(HostId::new(number));
-    let mut pair = pair(&host(1), &host(2), SLOTS, all_features(), 8);
-    let mut second =
-        TestBackend::new(&host(3), "mode = 'source'\ndestination = '02:00:00:00:00:01'", area(48, 8));
-    second.apply(Object::Channel(channel(2, 1, SLOTS, false)));
-    second.apply(Object::Registration(registration(1, 2, 1, Draining, area(8, 8))));
-    pair.frontend.apply(Object::Channel(channel(2, 1, SLOTS, true)));
-    pair.frontend.apply(Object::Port(PortObject {
-        draining: Some(route(2, 1)),
-        ..port(1, area(8, 8), route(1, 1), None)
-    }));
-    let mut heard = 0;
-    for _ in 0..200 {
-        pair.frontend.turn_once();
-        pair.backend.turn_once();
-        second.turn_once();
-        heard += pair.guest.received(BUFFER_BYTES).len();
+    for mut pair in pairs(&host(1), &host(2), SLOTS, all_features(), 8) {
+        let mut second =
+            TestBackend::new(&host(3), "mode = 'source'\ndestination = '02:00:00:00:00:01'", area(48, 8));
+        second.apply(Object::Channel(channel(2, 1, SLOTS, false)));
+        second.apply(Object::Registration(registration(1, 2, 1, Draining, area(8, 8))));
+        pair.frontend.apply(Object::Channel(channel(2, 1, SLOTS, true)));
+        pair.frontend.apply(Object::Port(PortObject {
+            draining: Some(route(2, 1)),
+            ..port(1, area(8, 8), route(1, 1), None)
+        }));
+        let mut heard = 0;
+        for _ in 0..200 {
+            pair.frontend.turn_once();
+            pair.backend.turn_once();
+            second.turn_once();
+            heard += pair.guest.received(BUFFER_BYTES).len();
+        }
+        assert!(heard > 100, "{heard}");
+        assert!(pair.guest.send(&[0; 12], &frame(1, 100)));
+        settle(&mut [&mut pair.frontend, &mut pair.backend]);
+        assert!(pair.guest.received(BUFFER_BYTES).iter().any(|(_, got)| *got == returned(&frame(1, 100))));
     }
-    assert!(heard > 100, "{heard}");
-    assert!(pair.guest.send(&[0; 12], &frame(1, 100)));
-    settle(&mut [&mut pair.frontend, &mut pair.backend]);
-    assert!(pair.guest.received(BUFFER_BYTES).iter().any(|(_, got)| *got == returned(&frame(1, 100))));
 }
 
 #[test]
 fn a_new_nic_is_heard_before_the_frontend_is_told_of_it_and_an_old_one_no_more_afterwards() {
     let pool = SimulatedPool::new(5, POOL_BYTES);
     let host = |number| pool.host(HostId::new(number));
-    let mut pair = pair(&host(1), &host(2), SLOTS, all_features(), 8);
-    let mut second =
-        TestBackend::new(&host(3), "mode = 'source'\ndestination = '02:00:00:00:00:01'", area(48, 8));
-    second.apply(Object::Channel(channel(2, 1, SLOTS, false)));
-    pair.frontend.apply(Object::Channel(channel(2, 1, SLOTS, true)));
-    second.apply(Object::Registration(registration(1, 2, 2, Active, area(8, 8))));
-    let mut listen = |pair: &mut crate::echo::Pair<SimulatedMemory>| {
-        let mut heard = 0;
-        for _ in 0..100 {
-            pair.frontend.turn_once();
-            pair.backend.turn_once();
-            second.turn_once();
-            heard += pair.guest.received(BUFFER_BYTES).len();
-        }
-        heard
-    };
-    let heard = listen(&mut pair);
-    assert!(heard > 50, "{heard}");
-    assert_eq!(pair.frontend.lease(1).drops, [].into());
-    // It moved on, and the second NIC has not heard of that yet.
-    pair.frontend.apply(Object::Port(port(1, area(8, 8), route(1, 3), None)));
-    // What had come before is there still.
-    pair.guest.received(BUFFER_BYTES);
-    assert_eq!(listen(&mut pair), 0);
-    assert!(pair.frontend.lease(1).drops["stale-generation"] > 0);
+    for mut pair in pairs(&host(1), &host(2), SLOTS, all_features(), 8) {
+        let mut second =
+            TestBackend::new(&host(3), "mode = 'source'\ndestination = '02:00:00:00:00:01'", area(48, 8));
+        second.apply(Object::Channel(channel(2, 1, SLOTS, false)));
+        pair.frontend.apply(Object::Channel(channel(2, 1, SLOTS, true)));
+        second.apply(Object::Registration(registration(1, 2, 2, Active, area(8, 8))));
+        let mut listen = |pair: &mut crate::echo::Pair<SimulatedMemory>| {
+            let mut heard = 0;
+            for _ in 0..100 {
+                pair.frontend.turn_once();
+                pair.backend.turn_once();
+                second.turn_once();
+                heard += pair.guest.received(BUFFER_BYTES).len();
+            }
+            heard
+        };
+        let heard = listen(&mut pair);
+        assert!(heard > 50, "{heard}");
+        assert_eq!(pair.frontend.lease(1).drops, [].into());
+        // It moved on, and the second NIC has not heard of that yet.
+        pair.frontend.apply(Object::Port(port(1, area(8, 8), route(1, 3), None)));
+        // What had come before is there still.
+        pair.guest.received(BUFFER_BYTES);
+        assert_eq!(listen(&mut pair), 0);
+        assert!(pair.frontend.lease(1).drops["stale-generation"] > 0);
+    }
 }

@@ -4,7 +4,7 @@ use cxl_pool::HostId;
 use cxl_pool::simulated::SimulatedPool;
 use vhost_net_cxl::offloads::Offloads;
 
-use crate::echo::{BUFFER_BYTES, frame, pair, returned};
+use crate::echo::{BUFFER_BYTES, frame, pairs, returned};
 use crate::guest::Guest;
 use crate::pod::{POOL_BYTES, TestFrontend, all_features, area, serve, settle};
 use crate::recording::recording_backend;
@@ -12,19 +12,20 @@ use crate::recording::recording_backend;
 #[test]
 fn a_driver_of_before_the_standard_that_merges_nothing_has_a_header_of_ten_bytes() {
     let pool = SimulatedPool::new(13, POOL_BYTES);
-    let mut pair = pair(&pool.host(HostId::new(1)), &pool.host(HostId::new(2)), 512, 0, 8);
-    for (number, bytes) in [(1, 100), (2, 1514), (3, 60)] {
-        // In one descriptor and in two, by turns.
-        assert!(pair.guest.send(&[0; 10], &frame(number, bytes)));
-        settle(&mut [&mut pair.frontend, &mut pair.backend]);
-        assert_eq!(pair.guest.transmit.reclaim_pairs().len(), 1);
-        let used = pair.guest.receive.used();
-        let [(head, length)] = used[..] else { panic!("{used:?}") };
-        let packet = pair.guest.receive.content(head, BUFFER_BYTES, length);
-        assert_eq!(packet[..10], [0; 10]);
-        assert_eq!(packet[10..], returned(&frame(number, bytes)));
+    for mut pair in pairs(&pool.host(HostId::new(1)), &pool.host(HostId::new(2)), 512, 0, 8) {
+        for (number, bytes) in [(1, 100), (2, 1514), (3, 60)] {
+            // In one descriptor and in two, by turns.
+            assert!(pair.guest.send(&[0; 10], &frame(number, bytes)));
+            settle(&mut [&mut pair.frontend, &mut pair.backend]);
+            assert_eq!(pair.guest.transmit.reclaim_pairs().len(), 1);
+            let used = pair.guest.receive.used();
+            let [(head, length)] = used[..] else { panic!("{used:?}") };
+            let packet = pair.guest.receive.content(head, BUFFER_BYTES, length);
+            assert_eq!(packet[..10], [0; 10]);
+            assert_eq!(packet[10..], returned(&frame(number, bytes)));
+        }
+        assert_eq!((pair.frontend.lease(1).drops, pair.backend.lease(1).drops), ([].into(), [].into()));
     }
-    assert_eq!((pair.frontend.lease(1).drops, pair.backend.lease(1).drops), ([].into(), [].into()));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use vhost_net_cxl::message::{NetMessage, Opcode, Run, Status};
 use vhost_net_cxl::offloads::Offloads;
 use vm_memory::{Bytes, GuestAddress};
 
-use crate::echo::{BUFFER_BYTES, frame, pair, returned};
+use crate::echo::{BUFFER_BYTES, frame, pairs, returned};
 use crate::guest::{Guest, INDIRECT, NEXT, WRITE};
 use crate::pod::{
     POOL_BYTES, TestBackend, TestFrontend, Turn, all_features, area, channel, lease, open, registration,
@@ -22,23 +22,24 @@ use crate::recording::recording_backend;
 #[test]
 fn malformed_chains_cost_a_guest_that_packet_and_come_back_in_order() {
     let pool = SimulatedPool::new(1, POOL_BYTES);
-    let mut pair = pair(&pool.host(HostId::new(1)), &pool.host(HostId::new(2)), 512, all_features(), 8);
-    let queue = &mut pair.guest.transmit;
-    let at = queue.buffer(0, 4096);
-    queue.offer(&[(0, at, 4, 0)]); // shorter than a header
-    queue.offer(&[(2, at, 12, 0)]); // no frame
-    queue.offer(&[(4, 1 << 40, 100, 0)]); // outside of memory
-    queue.offer(&[(6, at, 100, WRITE)]); // the wrong direction
-    queue.offer(&[(8, at, 30_000, NEXT), (10, at, 30_000, NEXT), (12, at, 30_000, 0)]); // too long
-    queue.offer(&[(14, at, 50, NEXT), (16, at, 50, NEXT)]);
-    queue.lead(16, 14); // a circle
-    assert!(pair.guest.send(&[0; 12], &frame(1, 100)));
-    settle(&mut [&mut pair.frontend, &mut pair.backend]);
-    let heads: Vec<u16> = pair.guest.transmit.used().into_iter().map(|(head, _)| head).collect();
-    assert_eq!(heads[..6], [0, 2, 4, 6, 8, 14]);
-    assert_eq!(heads.len(), 7);
-    assert_eq!(pair.guest.received(BUFFER_BYTES).len(), 1, "the good one arrived");
-    assert_eq!(pair.frontend.lease(1).drops, [("bad-chain".to_owned(), 6)].into());
+    for mut pair in pairs(&pool.host(HostId::new(1)), &pool.host(HostId::new(2)), 512, all_features(), 8) {
+        let queue = &mut pair.guest.transmit;
+        let at = queue.buffer(0, 4096);
+        queue.offer(&[(0, at, 4, 0)]); // shorter than a header
+        queue.offer(&[(2, at, 12, 0)]); // no frame
+        queue.offer(&[(4, 1 << 40, 100, 0)]); // outside of memory
+        queue.offer(&[(6, at, 100, WRITE)]); // the wrong direction
+        queue.offer(&[(8, at, 30_000, NEXT), (10, at, 30_000, NEXT), (12, at, 30_000, 0)]); // too long
+        queue.offer(&[(14, at, 50, NEXT), (16, at, 50, NEXT)]);
+        queue.lead(16, 14); // a circle
+        assert!(pair.guest.send(&[0; 12], &frame(1, 100)));
+        settle(&mut [&mut pair.frontend, &mut pair.backend]);
+        let heads: Vec<u16> = pair.guest.transmit.used().into_iter().map(|(head, _)| head).collect();
+        assert_eq!(heads[..6], [0, 2, 4, 6, 8, 14]);
+        assert_eq!(heads.len(), 7);
+        assert_eq!(pair.guest.received(BUFFER_BYTES).len(), 1, "the good one arrived");
+        assert_eq!(pair.frontend.lease(1).drops, [("bad-chain".to_owned(), 6)].into());
+    }
 }
 
 #[test]
@@ -117,39 +118,41 @@ fn a_guest_that_posts_empty_descriptors_has_few_of_them_looked_at() {
 #[test]
 fn contradictory_headers_are_dropped() {
     let pool = SimulatedPool::new(1, POOL_BYTES);
-    let mut pair = pair(&pool.host(HostId::new(1)), &pool.host(HostId::new(2)), 512, all_features(), 8);
-    for header in [
-        [1, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0], // a checksum outside
-        [1, 1, 54, 0, 0, 0, 34, 0, 16, 0, 0, 0],          // segments of no size
-        [0, 1, 54, 0, 0xa8, 5, 34, 0, 16, 0, 0, 0],       // segments without a checksum
-        [0, 3, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0],             // fragmented UDP, never offered
-    ] {
-        assert!(pair.guest.send(&header, &frame(1, 100)));
+    for mut pair in pairs(&pool.host(HostId::new(1)), &pool.host(HostId::new(2)), 512, all_features(), 8) {
+        for header in [
+            [1, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0], // a checksum outside
+            [1, 1, 54, 0, 0, 0, 34, 0, 16, 0, 0, 0],          // segments of no size
+            [0, 1, 54, 0, 0xa8, 5, 34, 0, 16, 0, 0, 0],       // segments without a checksum
+            [0, 3, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0],             // fragmented UDP, never offered
+        ] {
+            assert!(pair.guest.send(&header, &frame(1, 100)));
+        }
+        assert!(pair.guest.send(&[0; 12], &frame(2, 9000)), "longer than the MTU");
+        settle(&mut [&mut pair.frontend, &mut pair.backend]);
+        assert_eq!(pair.guest.transmit.reclaim_pairs().len(), 5);
+        assert_eq!(pair.frontend.lease(1).drops, [("bad-header".to_owned(), 5)].into());
+        assert!(pair.guest.received(BUFFER_BYTES).is_empty());
     }
-    assert!(pair.guest.send(&[0; 12], &frame(2, 9000)), "longer than the MTU");
-    settle(&mut [&mut pair.frontend, &mut pair.backend]);
-    assert_eq!(pair.guest.transmit.reclaim_pairs().len(), 5);
-    assert_eq!(pair.frontend.lease(1).drops, [("bad-header".to_owned(), 5)].into());
-    assert!(pair.guest.received(BUFFER_BYTES).is_empty());
 }
 
 #[test]
 fn a_broken_queue_stays_silent() {
     let pool = SimulatedPool::new(1, POOL_BYTES);
-    let mut pair = pair(&pool.host(HostId::new(1)), &pool.host(HostId::new(2)), 512, all_features(), 8);
-    let at = pair.guest.transmit.buffer(0, 100);
-    pair.guest.transmit.offer(&[(9999 % 128, at, 100, 0)]);
-    // More available than the queue is long.
-    for _ in 0..300 {
-        pair.guest.transmit.offer(&[(0, at, 100, 0)]);
+    for mut pair in pairs(&pool.host(HostId::new(1)), &pool.host(HostId::new(2)), 512, all_features(), 8) {
+        let at = pair.guest.transmit.buffer(0, 100);
+        pair.guest.transmit.offer(&[(9999 % 128, at, 100, 0)]);
+        // More available than the queue is long.
+        for _ in 0..300 {
+            pair.guest.transmit.offer(&[(0, at, 100, 0)]);
+        }
+        settle(&mut [&mut pair.frontend, &mut pair.backend]);
+        let taken = pair.frontend.lease(1).tx_packets;
+        pair.guest.transmit.reclaim_pairs();
+        assert!(pair.guest.send(&[0; 12], &frame(1, 100)));
+        settle(&mut [&mut pair.frontend, &mut pair.backend]);
+        assert!(pair.guest.transmit.reclaim_pairs().is_empty());
+        assert_eq!(pair.frontend.lease(1).tx_packets, taken);
     }
-    settle(&mut [&mut pair.frontend, &mut pair.backend]);
-    let taken = pair.frontend.lease(1).tx_packets;
-    pair.guest.transmit.reclaim_pairs();
-    assert!(pair.guest.send(&[0; 12], &frame(1, 100)));
-    settle(&mut [&mut pair.frontend, &mut pair.backend]);
-    assert!(pair.guest.transmit.reclaim_pairs().is_empty());
-    assert_eq!(pair.frontend.lease(1).tx_packets, taken);
 }
 
 #[test]

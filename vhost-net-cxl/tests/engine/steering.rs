@@ -4,7 +4,7 @@ use cxl_pool::HostId;
 use cxl_pool::simulated::SimulatedPool;
 use pod_protocol::objects::{Object, ObjectId, PortObject};
 
-use crate::echo::{BUFFER_BYTES, QUEUE_SIZE, frame, pair};
+use crate::echo::{BUFFER_BYTES, QUEUE_SIZE, frame, pairs};
 use crate::guest::Guest;
 use crate::pod::{POOL_BYTES, all_features, area, lease, port, route, settle};
 
@@ -32,37 +32,42 @@ fn flow_of(frame: &[u8]) -> u32 {
 fn answers_arrive_beside_the_queue_over_which_their_flow_is_sent() {
     let pool = SimulatedPool::new(1, POOL_BYTES);
     let (here, there) = (pool.host(HostId::new(1)), pool.host(HostId::new(2)));
-    let mut pod = pair(&here, &there, 512, all_features(), 8);
-    pod.frontend.task.remove(&ObjectId::Port(lease(1)), None);
-    let port = port(1, area(8, 8), route(1, 1), None);
-    pod.frontend.apply(Object::Port(PortObject { queue_pairs: 2, ..port }));
-    let mut guests = [Guest::new(QUEUE_SIZE), Guest::new(QUEUE_SIZE)];
-    for (guest, first) in guests.iter_mut().zip([0, 2]) {
-        guest.post(QUEUE_SIZE, BUFFER_BYTES);
-        pod.frontend.task.start_ring(lease(1), guest.receive.ring_as(first, all_features(), 0), None);
-        pod.frontend.task.start_ring(lease(1), guest.transmit.ring_as(first + 1, all_features(), 0), None);
-    }
-    // Which pair of queues sends the flows of even numbers; the other one sends the others.
-    for even in [0, 1, 0] {
+    for mut pod in pairs(&here, &there, 512, all_features(), 8) {
+        pod.frontend.task.remove(&ObjectId::Port(lease(1)), None);
+        let port = port(1, area(8, 8), route(1, 1), None);
+        pod.frontend.apply(Object::Port(PortObject { queue_pairs: 2, ..port }));
+        let mut guests = [Guest::new(QUEUE_SIZE), Guest::new(QUEUE_SIZE)];
+        for (guest, first) in guests.iter_mut().zip([0, 2]) {
+            guest.post(QUEUE_SIZE, BUFFER_BYTES);
+            pod.frontend.task.start_ring(lease(1), guest.receive.ring_as(first, all_features(), 0), None);
+            pod.frontend.task.start_ring(
+                lease(1),
+                guest.transmit.ring_as(first + 1, all_features(), 0),
+                None,
+            );
+        }
+        // Which pair of queues sends the flows of even numbers; the other one sends the others.
+        for even in [0, 1, 0] {
+            for flow in 0..FLOWS {
+                let pair = if flow % 2 == 0 { even } else { 1 - even };
+                assert!(guests[pair].send(&[0; 12], &of_flow(flow)));
+            }
+            settle(&mut [&mut pod.frontend, &mut pod.backend]);
+            for (pair, guest) in guests.iter_mut().enumerate() {
+                let mut arrived: Vec<u32> =
+                    guest.received(BUFFER_BYTES).iter().map(|(_, frame)| flow_of(frame)).collect();
+                arrived.sort_unstable();
+                let wanted: Vec<u32> = (0..FLOWS).filter(|flow| (flow % 2 == 0) == (pair == even)).collect();
+                assert_eq!(arrived, wanted, "pair {pair}, which of them sends flows of even numbers: {even}");
+                assert_eq!(guest.transmit.reclaim_pairs().len(), FLOWS as usize / 2);
+            }
+        }
+        // One that does not run gets nothing.
+        pod.frontend.task.stop_ring(lease(1), 2, None);
         for flow in 0..FLOWS {
-            let pair = if flow % 2 == 0 { even } else { 1 - even };
-            assert!(guests[pair].send(&[0; 12], &of_flow(flow)));
+            assert!(guests[1].send(&[0; 12], &of_flow(flow)));
         }
         settle(&mut [&mut pod.frontend, &mut pod.backend]);
-        for (pair, guest) in guests.iter_mut().enumerate() {
-            let mut arrived: Vec<u32> =
-                guest.received(BUFFER_BYTES).iter().map(|(_, frame)| flow_of(frame)).collect();
-            arrived.sort_unstable();
-            let wanted: Vec<u32> = (0..FLOWS).filter(|flow| (flow % 2 == 0) == (pair == even)).collect();
-            assert_eq!(arrived, wanted, "pair {pair}, which of them sends flows of even numbers: {even}");
-            assert_eq!(guest.transmit.reclaim_pairs().len(), FLOWS as usize / 2);
-        }
+        assert_eq!(guests[0].received(BUFFER_BYTES).len(), FLOWS as usize);
     }
-    // One that does not run gets nothing.
-    pod.frontend.task.stop_ring(lease(1), 2, None);
-    for flow in 0..FLOWS {
-        assert!(guests[1].send(&[0; 12], &of_flow(flow)));
-    }
-    settle(&mut [&mut pod.frontend, &mut pod.backend]);
-    assert_eq!(guests[0].received(BUFFER_BYTES).len(), FLOWS as usize);
 }
