@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use cxl_pool::{Area, CreateOptions, LineCount, Memory, Pool};
 use pod::file_bench::{Bench, MIB, PATIENCE, directories};
+use pod::loop_device::{Done, LoopDevice};
 use pod::pattern;
 use vhost_blk_cxl::message::Operation;
 use vhost_blk_cxl::ssd::{FileSsd, Full, OpenError, Outcome, Ssd};
@@ -213,34 +214,28 @@ fn a_full_file_system_gives_errors_and_recovers() {
     });
 }
 
-/// A loop device over a file, which goes when its last user closes it.
-fn loop_device(backing: &Path) -> PathBuf {
-    sh(&format!("losetup --find --show {}", backing.display())).into()
+/// A loop device over a file of so many bytes in this directory.
+fn loop_device(directory: &Path, bytes: u64) -> Option<(LoopDevice, PathBuf)> {
+    let backing = directory.join("backing");
+    File::create(&backing).unwrap().set_len(bytes).unwrap();
+    Some((LoopDevice::over(&backing)?, backing))
 }
 
 #[test]
 fn a_block_device_is_flushed_discarded_and_fails() {
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();
-    let backing = directory.path().join("backing");
-    File::create(&backing).unwrap().set_len(8 * MIB).unwrap();
-    let device = loop_device(&backing);
-    let mut bench = Bench::open(&device, 0);
-    sh(&format!("losetup --detach {}", device.display()));
+    let Some((device, backing)) = loop_device(directory.path(), 8 * MIB) else { return };
+    let mut bench = Bench::open(&device.path, 0);
     assert_eq!(bench.ssd.geometry().size_bytes, 8 * MIB);
-    let name = device.file_name().unwrap().to_str().unwrap();
-    let flushes = || -> u64 {
-        let statistics = fs::read_to_string(format!("/sys/block/{name}/stat")).unwrap();
-        statistics.split_whitespace().nth(15).unwrap().parse().unwrap()
-    };
     let data = pattern(4, 64 << 10);
     assert_eq!(bench.write(4096, &data), Outcome::Done);
-    let before = flushes();
+    let before = device.done().flushes;
     assert_eq!(bench.simple(Operation::Flush, 0, 0), Outcome::Done);
-    assert_eq!(flushes(), before + 1, "a flush reaches the medium");
+    assert_eq!(device.done().flushes, before + 1, "a flush reaches the medium");
     let mut through = bench.command(0, Operation::Write, 0, 4096);
     through.force_unit_access = true;
     assert_eq!(bench.run(through), Outcome::Done);
-    assert_eq!(flushes(), before + 2, "so does a write through the cache");
+    assert_eq!(device.done().flushes, before + 2, "so does a write through the cache");
     assert_eq!(bench.simple(Operation::Discard, 4096, 4096), Outcome::Done);
     assert_eq!(bench.simple(Operation::WriteZeroes, 8192, 4096), Outcome::Done);
     let read = bench.read(4096, 64 << 10);
@@ -250,6 +245,81 @@ fn a_block_device_is_flushed_discarded_and_fails() {
     OpenOptions::new().write(true).open(&backing).unwrap().set_len(MIB).unwrap();
     assert_eq!(bench.simple(Operation::Read, 4 * MIB, 4096), Outcome::Failed);
     assert_eq!(bench.read(4096, 64 << 10), read);
+}
+
+#[test]
+fn a_block_device_is_told_to_forget_and_not_to_write_zeros() {
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let Some((device, backing)) = loop_device(directory.path(), 16 * MIB) else { return };
+    let allocated = || fs::metadata(&backing).unwrap().blocks() * 512;
+    let mut bench = Bench::open(&device.path, 0);
+    let data = pattern(6, 1 << 20);
+    for at in 0..16 {
+        assert_eq!(bench.write(at * MIB, &data), Outcome::Done);
+    }
+    let (full, before) = (allocated(), device.done());
+    // Many at a time, with writes between them; they wait on the device's event only.
+    let mut ids = 0..;
+    for at in 0..12 {
+        for operation in [Operation::Discard, Operation::Write] {
+            let start = (at % 4 + if operation == Operation::Write { 4 } else { 0 }) * MIB;
+            let mut command = bench.command(0, operation, start + at / 4 * (128 << 10), 128 << 10);
+            command.id = vhost_blk_cxl::ssd::CommandId(ids.next().unwrap());
+            bench.ssd.submit(command).unwrap();
+        }
+    }
+    let ended = bench.finish(24);
+    assert!(ended.iter().all(|ended| ended.outcome == Outcome::Done), "{ended:?}");
+    let Done { writes, discards, .. } = device.done();
+    assert_eq!((discards - before.discards, writes - before.writes), (12, 12));
+    assert!(allocated() <= full - 12 * (128 << 10), "its medium has the space back");
+    for at in 0..4 {
+        let read = bench.read(at * MIB, 1 << 20);
+        let forgotten = 3 * (128 << 10);
+        assert!(read[..forgotten].iter().all(|&byte| byte == 0), "as this device does");
+        assert_eq!(read[forgotten..], data[forgotten..]);
+    }
+    // Zeroes are what is asked for, whoever wants to have the space back.
+    let before = device.done();
+    for (at, may_unmap) in [(12, true), (13, false)] {
+        let mut zeroes = bench.command(0, Operation::WriteZeroes, at * MIB + 4096, MIB - 8192);
+        (zeroes.may_unmap, zeroes.force_unit_access) = (may_unmap, true);
+        assert_eq!(bench.run(zeroes), Outcome::Done);
+        let read = bench.read(at * MIB, 1 << 20);
+        assert!(read[4096..][..(1 << 20) - 8192].iter().all(|&byte| byte == 0));
+        assert_eq!((&read[..4096], &read[(1 << 20) - 4096..]), (&data[..4096], &data[(1 << 20) - 4096..]));
+    }
+    let Done { discards, flushes, .. } = device.done();
+    assert_eq!(discards, before.discards);
+    assert!(flushes >= before.flushes + 2, "and they are on the medium");
+}
+
+/// As QEMU has it: discards are advice, which is taken where it can be.
+#[test]
+fn a_block_device_that_cannot_forget_keeps_what_it_has() {
+    with_mounts(|| {
+        let directory = tempfile::tempdir().unwrap();
+        let shown = directory.path().display();
+        // Its files have no holes.
+        sh(&format!("mount -t ramfs none {shown}"));
+        if let Some((device, _)) = loop_device(directory.path(), 4 * MIB) {
+            let mut bench = Bench::open(&device.path, 0);
+            let data = pattern(7, 1 << 20);
+            assert_eq!(bench.write(MIB, &data), Outcome::Done);
+            let before = device.done();
+            assert_eq!(bench.simple(Operation::Discard, MIB, MIB), Outcome::Done);
+            assert_eq!(bench.read(MIB, 1 << 20), data);
+            assert_eq!(device.done(), before, "it was not asked");
+            for may_unmap in [true, false] {
+                let mut zeroes = bench.command(0, Operation::WriteZeroes, MIB, MIB);
+                zeroes.may_unmap = may_unmap;
+                assert_eq!(bench.run(zeroes), Outcome::Done);
+                assert_eq!(bench.read(MIB, 1 << 20), vec![0; 1 << 20]);
+                assert_eq!(bench.write(MIB, &data), Outcome::Done);
+            }
+        }
+        sh(&format!("umount --lazy {shown}"));
+    });
 }
 
 /// Says to a child of this test what to do; see [`the_predecessor`].
@@ -327,15 +397,10 @@ fn a_dead_predecessors_writes_end_before_the_device_is_opened() {
     let program = std::env::current_exe().unwrap();
     with_mounts(move || {
         let directory = tempfile::tempdir_in("/dev/shm").unwrap();
-        let (backing, mountpoint) = (directory.path().join("backing"), directory.path().join("mounted"));
-        File::create(&backing).unwrap().set_len(32 * MIB).unwrap();
+        let mountpoint = directory.path().join("mounted");
         fs::create_dir(&mountpoint).unwrap();
-        let device = loop_device(&backing);
-        sh(&format!(
-            "mkfs.ext4 -q {0} && mount {0} {1} && losetup --detach {0}",
-            device.display(),
-            mountpoint.display()
-        ));
+        let Some((device, _)) = loop_device(directory.path(), 32 * MIB) else { return };
+        sh(&format!("mkfs.ext4 -q {0} && mount {0} {1}", device.path.display(), mountpoint.display()));
         let path = mountpoint.join("ssd.img");
         let file = File::create(&path).unwrap();
         file.write_all_at(&vec![0; 2 << 20], 0).unwrap();

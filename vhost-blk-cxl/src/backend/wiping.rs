@@ -134,11 +134,12 @@ fn wipe(file: &File, start: u64, end: u64, stop: &AtomicBool) -> io::Result<()> 
             return Err(io::ErrorKind::Interrupted.into());
         }
         let bytes = WIPE_STEP_BYTES.min(end - at);
-        // Whichever the device can do; what it cannot, it says at once.
+        // Whichever the device can do; what it cannot, it says at once. Of a block device both make zeros, and do not merely have it
+        // forget.
         let ways = [FallocateFlags::PUNCH_HOLE, FallocateFlags::ZERO_RANGE];
         let mut results =
             ways.into_iter().map(|way| fallocate(file, way | FallocateFlags::KEEP_SIZE, at, bytes));
-        let cannot = [Errno::OPNOTSUPP, Errno::NOSYS, Errno::INVAL, Errno::NODEV];
+        let cannot = [Errno::OPNOTSUPP, Errno::NOSYS, Errno::INVAL, Errno::NODEV, Errno::BUSY];
         match results.find(|result| !result.is_err_and(|errno| cannot.contains(&errno))) {
             Some(result) => result?,
             None => write_zeros(file, at, bytes)?,

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use cxl_pool::{Area, ByteOffset, Pool};
 use tracing::{error, info, warn};
 
+use super::discards::Way;
 use super::medium::{Direction, Medium};
 use super::open_file::{OpenFile, open};
 use super::uring::{Engine, Step};
@@ -36,10 +37,13 @@ const ZERO: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
 enum Stage {
     /// By moving bytes; this many are done.
     Move { done: u64 },
-    /// By giving the range back to the file system.
+    /// By giving the range back to the file system. A block device makes zeros, if it can without writing them.
     Punch,
-    /// By letting the file system mark the range as zeros.
+    /// By letting the file system mark the range as zeros. A block device makes them as it can, by writing them else: this is what
+    /// BLKZEROOUT does there, only that io_uring has it done without us.
     Zero,
+    /// By having a block device forget the range.
+    Forget,
     /// By bringing everything to the medium.
     Sync,
 }
@@ -116,7 +120,7 @@ impl FileSsd {
                 source,
             })?;
         let write_verifier = medium.write_verifier().unwrap_or_else(boot_verifier);
-        info!(ssd = name, path = %path.display(), bytes = geometry.size_bytes, block = geometry.block_bytes, direct, in_memory = medium.is_in_memory(), "opened");
+        info!(ssd = name, path = %path.display(), bytes = geometry.size_bytes, block = geometry.block_bytes, direct, in_memory = medium.is_in_memory(), discards = ?medium.way_of_discards(), "opened");
         let depth = if medium.is_in_memory() { DEPTH_IN_MEMORY } else { DEPTH };
         Ok(Self {
             name: name.to_owned(),
@@ -255,7 +259,15 @@ impl Ssd for FileSsd {
         let stage = match command.operation {
             Operation::Read | Operation::Write => Stage::Move { done: 0 },
             Operation::Flush => Stage::Sync,
-            Operation::Discard => Stage::Punch,
+            Operation::Discard => match self.medium.way_of_discards() {
+                Way::Holes => Stage::Punch,
+                Way::Forgets { .. } => Stage::Forget,
+                Way::Nothing => {
+                    self.in_flight -= 1;
+                    self.ended.push_back(Finished { id: command.id, outcome: Outcome::Done });
+                    return Ok(());
+                }
+            },
             Operation::WriteZeroes if command.may_unmap => Stage::Punch,
             Operation::WriteZeroes => Stage::Zero,
         };
@@ -313,6 +325,7 @@ fn step(slot: &Slot) -> Step {
     match slot.stage {
         Stage::Punch => Step::Allocate { at: offset_bytes, bytes: length_bytes, mode: PUNCH },
         Stage::Zero => Step::Allocate { at: offset_bytes, bytes: length_bytes, mode: ZERO },
+        Stage::Forget => Step::Discard { at: offset_bytes, bytes: length_bytes },
         Stage::Sync => Step::Sync,
         Stage::Move { done } => {
             let at = offset_bytes + done;
@@ -336,7 +349,9 @@ fn at_most(bytes: u64, most: u32) -> u32 {
 
 /// What follows a step that ended with `result`, on a device with blocks of `block` bytes.
 fn follow(slot: &Slot, result: i32, block: u64) -> Next {
-    let unsupported = matches!(-result, libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL | libc::ENODEV);
+    // Busy is a block device of which somebody else claims the page cache, which would have to be emptied.
+    let unsupported =
+        matches!(-result, libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL | libc::ENODEV | libc::EBUSY);
     match slot.stage {
         Stage::Move { done } => match u64::try_from(result) {
             Ok(moved) if done + moved >= slot.command.length_bytes => Next::End(Outcome::Done),
@@ -344,8 +359,11 @@ fn follow(slot: &Slot, result: i32, block: u64) -> Next {
             Ok(moved) if moved >= block => Next::Step(Stage::Move { done: done + moved - moved % block }),
             Err(_) | Ok(_) => Next::End(Outcome::Failed),
         },
-        // Discarding is advice: a file system without holes need not follow it.
+        // Discarding is advice: a file system without holes need not follow it, nor a device that refuses it after all.
         Stage::Punch if unsupported && slot.command.operation == Operation::Discard => {
+            Next::End(Outcome::Done)
+        }
+        Stage::Forget if unsupported || matches!(-result, libc::ENOTTY | libc::EREMOTEIO) => {
             Next::End(Outcome::Done)
         }
         // Some file systems know zeroed ranges but no holes, as some devices do.
@@ -353,124 +371,13 @@ fn follow(slot: &Slot, result: i32, block: u64) -> Next {
         // And others holes but no zeroed ranges. A hole reads as zeros as well, but whoever asks for zeros
         // without unmapping wants the space to stay.
         Stage::Zero if unsupported => Next::Step(Stage::Move { done: 0 }),
-        Stage::Punch | Stage::Zero | Stage::Sync if result < 0 => Next::End(Outcome::Failed),
-        Stage::Punch | Stage::Zero if slot.command.force_unit_access => Next::Step(Stage::Sync),
-        Stage::Punch | Stage::Zero | Stage::Sync => Next::End(Outcome::Done),
+        Stage::Punch | Stage::Zero | Stage::Forget | Stage::Sync if result < 0 => Next::End(Outcome::Failed),
+        Stage::Punch | Stage::Zero | Stage::Forget if slot.command.force_unit_access => {
+            Next::Step(Stage::Sync)
+        }
+        Stage::Punch | Stage::Zero | Stage::Forget | Stage::Sync => Next::End(Outcome::Done),
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn slot(operation: Operation, stage: Stage, force_unit_access: bool) -> Slot {
-        let command = Command {
-            id: CommandId(0),
-            operation,
-            force_unit_access,
-            may_unmap: false,
-            offset_bytes: 0,
-            length_bytes: 8192,
-            data: ByteOffset::new(0),
-        };
-        Slot { command, stage, retries: 0 }
-    }
-
-    #[track_caller]
-    fn expect(slot: Slot, result: i32, expected: Result<Stage, Outcome>) {
-        let next = match follow(&slot, result, 512) {
-            Next::Step(stage) => Ok(stage),
-            Next::End(outcome) => Err(outcome),
-        };
-        assert_eq!(next, expected);
-    }
-
-    #[test]
-    fn a_short_transfer_goes_on_at_a_block() {
-        let read = |done| slot(Operation::Read, Stage::Move { done }, false);
-        expect(read(0), 8192, Err(Outcome::Done));
-        expect(read(0), 4096, Ok(Stage::Move { done: 4096 }));
-        expect(read(4096), 1000, Ok(Stage::Move { done: 4608 }));
-        expect(read(4096), 4096, Err(Outcome::Done));
-        for nothing in [0, 511, -libc::EIO, -libc::ENOSPC] {
-            expect(read(4096), nothing, Err(Outcome::Failed));
-        }
-    }
-
-    #[test]
-    fn what_a_file_system_cannot_do_is_done_otherwise() {
-        let discard = slot(Operation::Discard, Stage::Punch, false);
-        expect(discard, -libc::EOPNOTSUPP, Err(Outcome::Done));
-        expect(discard, -libc::EIO, Err(Outcome::Failed));
-        for (stage, otherwise) in [(Stage::Punch, Stage::Zero), (Stage::Zero, Stage::Move { done: 0 })] {
-            let zeroes = slot(Operation::WriteZeroes, stage, true);
-            expect(zeroes, -libc::EOPNOTSUPP, Ok(otherwise));
-            expect(zeroes, 0, Ok(Stage::Sync));
-            expect(zeroes, -libc::ENOSPC, Err(Outcome::Failed));
-        }
-        assert!(matches!(
-            step(&slot(Operation::WriteZeroes, Stage::Move { done: 4096 }, true)),
-            Step::WriteZeros { at: 4096, bytes: 4096, force_unit_access: true }
-        ));
-    }
-
-    /// A device of which this command is under way, and the directory that it lies in.
-    fn working_on(slot: Slot) -> (FileSsd, tempfile::TempDir) {
-        let directory = tempfile::tempdir_in("/dev/shm").unwrap();
-        let options = cxl_pool::CreateOptions { size_bytes: Some(32 << 20), ..Default::default() };
-        let pool = Pool::create(&directory.path().join("pool"), &options).unwrap();
-        let mut ssd = FileSsd::open("ssd0", &directory.path().join("ssd"), Some(1 << 20), &pool).unwrap();
-        ssd.slots = vec![Some(slot)];
-        ssd.lists = vec![Vec::new()];
-        ssd.in_flight = 1;
-        (ssd, directory)
-    }
-
-    const FAILED: Finished = Finished { id: CommandId(0), outcome: Outcome::Failed };
-
-    #[test]
-    fn a_device_that_could_not_flush_is_given_up() {
-        let flush = slot(Operation::Flush, Stage::Sync, false);
-        let (mut ssd, _directory) = working_on(flush);
-        assert_eq!(ssd.ended(0, -libc::EIO), Some(FAILED));
-        assert!(ssd.failure().is_some_and(|reason| reason.contains("flush")));
-        let mut finished = Vec::new();
-        ssd.submit(flush.command).unwrap();
-        ssd.reap(&mut finished);
-        assert_eq!(finished, [FAILED]);
-    }
-
-    /// The kernel says nothing about what it could not write to whoever opens the file next.
-    #[test]
-    fn what_it_lost_is_known_when_it_is_opened_again() {
-        let flush = slot(Operation::Flush, Stage::Sync, false);
-        let (ssd, directory) = working_on(flush);
-        let (path, pool) = (directory.path().join("ssd"), directory.path().join("pool"));
-        let pool = Pool::open(&pool).unwrap();
-        let losses = directory.path().join("locks/h1-ssd-ssd0.lost");
-        drop(ssd);
-        let open = || FileSsd::open("ssd0", &path, None, &pool).unwrap().noting_losses_in(losses.clone());
-        let before = open().write_verifier();
-        let mut ssd = open();
-        assert_eq!(ssd.write_verifier(), before, "nothing happened");
-        (ssd.slots, ssd.lists, ssd.in_flight) = (vec![Some(flush)], vec![Vec::new()], 1);
-        assert_eq!(ssd.ended(0, -libc::EIO), Some(FAILED));
-        drop(ssd);
-        let after = open().write_verifier();
-        assert_ne!(after, before);
-        assert_eq!(open().write_verifier(), after, "nothing happened since");
-    }
-
-    /// It may have collected the error of what others wrote, of which no later flush hears.
-    #[test]
-    fn so_is_one_that_failed_a_write_through_its_cache() {
-        for operation in [Operation::Write, Operation::WriteZeroes] {
-            for (cached, through) in [(true, true), (true, false), (false, true)] {
-                let (mut ssd, _directory) = working_on(slot(operation, Stage::Move { done: 0 }, through));
-                ssd.cached = cached;
-                assert_eq!(ssd.ended(0, -libc::EIO), Some(FAILED));
-                assert_eq!(ssd.failure().is_some(), cached && through, "{operation:?}, {cached}, {through}");
-            }
-        }
-    }
-}
+mod tests;

@@ -6,6 +6,7 @@ use std::os::fd::BorrowedFd;
 
 use cxl_pool::{Area, Pool};
 
+use super::discards::Way;
 use super::uring::{Engine, Step};
 use super::volatile::{VolatileCache, VolatileCacheOptions};
 use crate::segments::Segment;
@@ -114,6 +115,15 @@ impl Medium {
         match self {
             Self::Kernel(engine) => engine.is_in_memory(),
             Self::Volatile(_) => false,
+        }
+    }
+
+    /// How discards are to be carried out.
+    pub(super) fn way_of_discards(&self) -> Way {
+        match self {
+            Self::Kernel(engine) => engine.way_of_discards(),
+            // It brings zeros to what lies behind it.
+            Self::Volatile(_) => Way::Holes,
         }
     }
 

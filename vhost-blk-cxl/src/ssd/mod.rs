@@ -6,6 +6,7 @@
 
 mod bounce;
 mod config;
+mod discards;
 mod file;
 mod fixed_buffers;
 mod label;

@@ -11,6 +11,7 @@ use cxl_pool::{Area, ByteOffset, CoherenceMode, LineCount, LineOffset, Pool, Sof
 use io_uring::{IoUring, opcode, squeue, types};
 
 use super::bounce::Bounce;
+use super::discards::{Discards, Way};
 use super::fixed_buffers::FixedBuffers;
 use super::medium::Direction;
 use crate::segments::Segment;
@@ -22,6 +23,9 @@ const ZEROS_BYTES: u32 = 64 << 10;
 const INLINE_BYTES_MAX: u32 = 256 << 10;
 /// Bytes moved by system calls before the worker gets to send the answers, so that frontends work on them meanwhile.
 const INLINE_BUDGET_BYTES: u32 = 64 << 10;
+
+/// Comes back when the thread of discards has something to tell. Steps have shorter names.
+const DISCARDS_TELL: u64 = 1 << 32;
 
 /// How much of a write is asked for while the one before is made. What is longer, the processor brings by itself.
 const PREFETCH_BYTES: u32 = 4096;
@@ -44,6 +48,8 @@ pub(super) enum Step {
     Sync,
     /// `fallocate` with a mode.
     Allocate { at: u64, bytes: u64, mode: i32 },
+    /// Have a block device forget a range that [forgets](Way::Forgets).
+    Discard { at: u64, bytes: u64 },
 }
 
 /// A part of a step's data, as the kernel takes it: a `struct iovec`, whose pointer is a number so that it may go to another thread.
@@ -92,6 +98,9 @@ pub(super) struct Engine {
     /// By the numbers of steps: where the data of one lies that has it in several places.
     vectors: Vec<Vec<Vector>>,
     inline_left_bytes: u32,
+    way: Way,
+    /// If it is one that forgets.
+    discards: Option<Discards>,
 }
 
 impl Engine {
@@ -102,7 +111,14 @@ impl Engine {
     pub(super) fn new(ssd: &str, file: File, direct: bool, pool: Pool, depth: u32) -> io::Result<Self> {
         let in_memory = in_memory(&file);
         let flushes = pool.superblock().mode == CoherenceMode::Software;
+        let way = Way::of(&file);
+        let discards = match way {
+            Way::Forgets { .. } => Some(Discards::begin(&file, depth)?),
+            Way::Holes | Way::Nothing => None,
+        };
         Ok(Self {
+            way,
+            discards,
             bounce: (in_memory && flushes).then(|| Bounce::new(pool.software())),
             ring: make_ring(depth)?,
             file,
@@ -119,6 +135,11 @@ impl Engine {
     /// Whether the file lies in memory, so that bytes are moved by system calls.
     pub(super) fn is_in_memory(&self) -> bool {
         self.in_memory
+    }
+
+    /// How discards are to be carried out.
+    pub(super) fn way_of_discards(&self) -> Way {
+        self.way
     }
 
     /// Whether none of what a read of this length brings is in this host's cache.
@@ -161,6 +182,10 @@ impl Engine {
             Step::Sync => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
             Step::Allocate { at, bytes, mode } => {
                 opcode::Fallocate::new(fd, bytes).offset(at).mode(mode).build()
+            }
+            Step::Discard { at, bytes } => {
+                // Of other devices nobody asks for that.
+                return self.discards.iter_mut().for_each(|discards| discards.ask(id, at, bytes));
             }
         };
         self.push_entry(&entry.user_data(u64::from(id)));
@@ -219,8 +244,18 @@ impl Engine {
     /// Hands what was queued to the kernel.
     pub(super) fn submit(&mut self) {
         self.inline_left_bytes = INLINE_BUDGET_BYTES;
+        self.listen_to_discards();
         if self.queued {
             self.enter();
+        }
+    }
+
+    /// Has the ring tell when the next discard has ended, which another thread knows.
+    fn listen_to_discards(&mut self) {
+        if let Some(event) = self.discards.as_mut().and_then(Discards::listen) {
+            #[expect(clippy::cast_sign_loss, reason = "a bit")]
+            let entry = opcode::PollAdd::new(types::Fd(event), libc::POLLIN as u32).build();
+            self.push_entry(&entry.user_data(DISCARDS_TELL));
         }
     }
 
@@ -262,8 +297,18 @@ impl Engine {
     }
 
     fn next_entry(&mut self) -> Option<(u32, i32)> {
-        let entry = self.ring.completion().next()?;
-        // Every entry was queued with a u32.
+        let mut entry = self.ring.completion().next();
+        if let Some(discards) = &mut self.discards {
+            if entry.as_ref().is_some_and(|entry| entry.user_data() == DISCARDS_TELL) {
+                discards.heard();
+                entry = self.ring.completion().next();
+            }
+            if entry.is_none() {
+                return discards.ended();
+            }
+        }
+        let entry = entry?;
+        // Every other entry was queued with a u32.
         #[allow(clippy::cast_possible_truncation)]
         let id = entry.user_data() as u32;
         Some((id, entry.result()))
@@ -315,7 +360,9 @@ impl Engine {
                 let synced = rustix::fs::fdatasync(&self.file);
                 return synced.err().map_or(0, |errno| -errno.raw_os_error());
             }
-            Step::Allocate { .. } => unreachable!("it has no bytes to move, so it is not queued here"),
+            Step::Allocate { .. } | Step::Discard { .. } => {
+                unreachable!("it has no bytes to move, so it is not queued here")
+            }
         };
         result(moved)
     }
@@ -413,7 +460,7 @@ fn inline_bytes(step: Step) -> Option<u32> {
         }
         Step::Sync => Some(0),
         // Giving back gigabytes takes long.
-        Step::Allocate { .. } => None,
+        Step::Allocate { .. } | Step::Discard { .. } => None,
     }
 }
 

@@ -123,7 +123,7 @@ impl VolatileCache {
             Step::Allocate { at, bytes, .. } if bytes <= CACHED_RANGE_MAX => {
                 self.add_zeros(at, bytes, moment);
             }
-            Step::Read { .. } | Step::Allocate { .. } | Step::Sync => {}
+            Step::Read { .. } | Step::Allocate { .. } | Step::Discard { .. } | Step::Sync => {}
         }
         self.running.push(Running { id, step, moment });
         // Readable as long as there is something to end, or to be told of that has ended.
@@ -189,6 +189,8 @@ impl VolatileCache {
                 fallocate(&self.file, FallocateFlags::from_bits_retain(mode.cast_unsigned()), at, bytes)?;
                 Ok(0)
             }
+            // It is asked for holes; and a drive may forget nothing.
+            Step::Discard { .. } => Ok(0),
             Step::Sync => {
                 if self.options.obeys_flush {
                     let sectors: Vec<u64> = self.sectors.keys().copied().collect();

@@ -7,6 +7,7 @@
 #[path = "../pod/mod.rs"]
 mod pod;
 
+mod block_device;
 mod column_moves;
 mod column_order;
 mod crash;
