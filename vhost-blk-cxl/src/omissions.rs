@@ -154,6 +154,7 @@ fn device(ssd: Ram) -> Device {
         ssd: Box::new(ssd),
         counters: Arc::default(),
         failed: Arc::default(),
+        gave_up: false,
         watch: Watch::new(None),
         sharing: Sharing::new(QUEUE_DEPTH),
     }

@@ -1,4 +1,4 @@
-//! Devices that neither answer nor fail.
+//! Devices that fail, and those that neither answer nor fail; and such that are back.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use pod_protocol::reports::Report;
 use tracing::{error, info};
 
 use super::device_reports;
-use super::task::BackendTask;
+use super::task::{BackendTask, Device};
 
 /// Looks after one device.
 #[derive(Debug)]
@@ -46,7 +46,45 @@ impl Watch {
     }
 }
 
+impl Device {
+    /// Its driver says that it has failed, or that it has not: what is new in that.
+    fn news(&mut self) -> Option<Report> {
+        match self.ssd.failure() {
+            Some(reason) if !self.gave_up => {
+                self.gave_up = true;
+                if self.failed.swap(true, Ordering::Relaxed) {
+                    // It hung before.
+                    return None;
+                }
+                error!(ssd = self.name, reason, "the device failed");
+                Some(Report::DeviceFailed { device: self.name.clone(), reason: reason.to_owned() })
+            }
+            // One that hung before has yet to answer everything.
+            None if std::mem::take(&mut self.gave_up) && !self.watch.hangs => self.is_back(),
+            _ => None,
+        }
+    }
+
+    fn is_back(&self) -> Option<Report> {
+        self.failed.store(false, Ordering::Relaxed);
+        info!(ssd = self.name, "the device answers again");
+        let device = device_reports([(self.name.as_str(), self.ssd.as_ref())]).pop()?;
+        Some(Report::DeviceBack { device })
+    }
+}
+
 impl<M: Memory> BackendTask<M> {
+    /// Tells the controller of devices that their drivers have given up, and of such that came back.
+    pub(super) fn look_for_failures(&mut self) {
+        for device in &mut self.devices {
+            if let Some(report) = device.news()
+                && let Some(reporter) = &self.reporter
+            {
+                reporter.report(report);
+            }
+        }
+    }
+
     /// Tells the controller of devices that keep a command for too long, and of those that have answered after all. Until then their
     /// guests get errors, but no request of theirs is begun again: what the device has may still be carried out.
     pub(super) fn watch_devices(&mut self, now: Instant) {
@@ -62,11 +100,8 @@ impl<M: Memory> BackendTask<M> {
                     Report::DeviceFailed { device: device.name.clone(), reason: reason.to_owned() }
                 }
                 Some(Change::Answers) if device.ssd.failure().is_none() => {
-                    device.failed.store(false, Ordering::Relaxed);
-                    info!(ssd = device.name, "the device answers again");
-                    let known = [(device.name.as_str(), device.ssd.as_ref())];
-                    let Some(device) = device_reports(known).pop() else { continue };
-                    Report::DeviceBack { device }
+                    let Some(report) = device.is_back() else { continue };
+                    report
                 }
                 _ => continue,
             };

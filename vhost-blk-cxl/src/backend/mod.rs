@@ -145,6 +145,7 @@ impl Backend {
                 name,
                 counters: Arc::default(),
                 failed: Arc::default(),
+                gave_up: false,
                 watch: Watch::new(request_timeout),
                 sharing: Sharing::new(queue_depth),
                 ssd,

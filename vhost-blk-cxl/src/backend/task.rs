@@ -12,13 +12,12 @@ use pod_protocol::data_channel::DataChannel;
 use pod_protocol::endpoint::Reporter;
 use pod_protocol::ids::{ChannelId, LeaseId, PlaceId};
 use pod_protocol::objects::{ChannelObject, VolumeObject};
-use pod_protocol::reports::Report;
 use pod_protocol::run_directory::RunDirectory;
 use pod_protocol::worker::{Progress, Reply, Sources, Task, Token};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 
 use super::arrivals::Arrivals;
 use super::chores::Chore;
@@ -70,6 +69,8 @@ pub(crate) struct Device {
     pub(crate) counters: Arc<Counters>,
     /// What the controller is told of it.
     pub(crate) failed: Arc<AtomicBool>,
+    /// Its driver said so.
+    pub(crate) gave_up: bool,
     pub(crate) watch: Watch,
     pub(crate) sharing: Sharing,
 }
@@ -261,18 +262,8 @@ impl<M: Memory> BackendTask<M> {
         let mut finished = std::mem::take(&mut self.finished);
         for device in &mut self.devices {
             device.ssd.reap(&mut finished);
-            if let Some(reason) = device.ssd.failure()
-                && !device.failed.swap(true, Ordering::Relaxed)
-            {
-                error!(ssd = device.name, reason, "the device failed");
-                if let Some(reporter) = &self.reporter {
-                    reporter.report(Report::DeviceFailed {
-                        device: device.name.clone(),
-                        reason: reason.to_owned(),
-                    });
-                }
-            }
         }
+        self.look_for_failures();
         let any = !finished.is_empty();
         for &done in &finished {
             self.end(done);

@@ -137,7 +137,8 @@ pub trait Ssd: Send {
     /// verifier does. Frontends then fail the next flush, which would otherwise vouch for them.
     fn write_verifier(&self) -> u64;
 
-    /// Why the device cannot be used any more. From then on everything fails.
+    /// Why the device cannot be used. As long as it says so everything fails; one that comes back, which is the same device then, says so
+    /// no longer.
     fn failure(&self) -> Option<&str>;
 }
 

@@ -31,6 +31,7 @@ mod requests;
 mod restarts;
 mod striped;
 mod striped_power;
+mod vhost_user_return;
 mod vhost_user_ssd;
 mod zero_copy;
 

@@ -22,15 +22,15 @@ use crate::pod::{Driver, OK, PATIENCE, Pod, T_FLUSH, VOLUME_BYTES, VOLUME_START,
 const MIB: u64 = 1 << 20;
 
 /// qemu-storage-daemon with a file.
-struct Target {
+pub(crate) struct Target {
     child: Child,
     socket: PathBuf,
-    file: File,
+    pub(crate) file: File,
     _directory: tempfile::TempDir,
 }
 
 impl Target {
-    fn start(bytes: u64, export: &str) -> Self {
+    pub(crate) fn start(bytes: u64, export: &str) -> Self {
         let directory = tempfile::tempdir_in("/dev/shm").unwrap();
         let (path, socket) = (directory.path().join("disk"), directory.path().join("socket"));
         let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
@@ -56,14 +56,14 @@ impl Target {
     }
 
     /// It dies, and another one begins with the same file.
-    fn restart(&mut self, export: &str) {
+    pub(crate) fn restart(&mut self, export: &str) {
         self.kill();
         // The dead one leaves it.
         let _ = std::fs::remove_file(&self.socket);
         self.child = Self::serve(&self.socket.with_file_name("disk"), &self.socket, export);
     }
 
-    fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -75,20 +75,20 @@ impl Drop for Target {
     }
 }
 
-fn pool() -> Pool {
+pub(crate) fn pool() -> Pool {
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();
     let options = CreateOptions { size_bytes: Some(32 * MIB), ..CreateOptions::default() };
     Pool::create(&directory.path().join("pool"), &options).unwrap()
 }
 
-struct Bench {
+pub(crate) struct Bench {
     memory: HardwareMemory,
     data: Area,
-    ssd: VhostUserSsd,
+    pub(crate) ssd: VhostUserSsd,
 }
 
 impl Bench {
-    fn connect(target: &Target) -> Self {
+    pub(crate) fn connect(target: &Target) -> Self {
         let pool = pool();
         let ssd = connect(target, &pool);
         Self { memory: pool.hardware(), data: pool.layout().data(), ssd }
@@ -98,7 +98,13 @@ impl Bench {
         ByteOffset::new(self.data.start_byte().get() + u64::from(id) * (128 << 10))
     }
 
-    fn command(&self, id: u32, operation: Operation, offset_bytes: u64, length_bytes: u64) -> Command {
+    pub(crate) fn command(
+        &self,
+        id: u32,
+        operation: Operation,
+        offset_bytes: u64,
+        length_bytes: u64,
+    ) -> Command {
         Command {
             id: CommandId(id),
             operation,
@@ -125,7 +131,7 @@ impl Bench {
         }
     }
 
-    fn run(&mut self, command: Command) -> Outcome {
+    pub(crate) fn run(&mut self, command: Command) -> Outcome {
         self.ssd.submit(command).unwrap();
         self.finish(1)[0].outcome
     }
@@ -393,7 +399,7 @@ fn a_deleted_volume_is_wiped_by_commands_of_the_target() {
     assert!(found.iter().enumerate().all(|(at, &byte)| byte == if of_volume.contains(&at) { 0 } else { 7 }));
 }
 
-fn connect(target: &Target, pool: &Pool) -> VhostUserSsd {
+pub(crate) fn connect(target: &Target, pool: &Pool) -> VhostUserSsd {
     let began = Instant::now();
     loop {
         // The socket is there a moment before someone listens.

@@ -5,10 +5,10 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cxl_pool::Pool;
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::net::{RecvFlags, recv};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use vhost::vhost_user::message::{
@@ -18,13 +18,14 @@ use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use virtio_bindings::bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX,
-    VIRTIO_BLK_F_WRITE_ZEROES,
+    VIRTIO_BLK_F_WRITE_ZEROES, VIRTIO_BLK_S_OK,
 };
 use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::bindings::virtio_ring::VIRTIO_RING_F_INDIRECT_DESC;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::config::{self, CONFIG_BYTES};
+use super::identity::{Disk, ID_BYTES};
 use super::requests::Abilities;
 use super::ring::{QUEUE_SIZE, RING_BYTES, SharedRing};
 use crate::ssd::verifier::process_verifier;
@@ -48,7 +49,7 @@ pub(super) struct Target {
 
 /// A connection, with a ring that is being served.
 pub(super) struct Connection {
-    pub(super) geometry: Geometry,
+    pub(super) disk: Disk,
     pub(super) abilities: Abilities,
     pub(super) ring: SharedRing,
     pub(super) kick: OwnedFd,
@@ -117,8 +118,8 @@ impl Connection {
         start(&mut frontend, &ring, &kick, &call).map_err(|source| failed("start the ring of", source))?;
         // What it has not flushed is lost with it.
         let write_verifier = process_verifier(peer.pid);
-        Ok(Self {
-            geometry,
+        let mut connection = Self {
+            disk: Disk { geometry, id: None },
             abilities,
             ring,
             kick,
@@ -127,7 +128,31 @@ impl Connection {
             write_verifier,
             peer,
             _frontend: frontend,
-        })
+        };
+        connection.disk.id = connection.ask_for_id().map_err(|source| failed("ask for its id", source))?;
+        Ok(connection)
+    }
+
+    /// What the disk calls itself; nothing if it does not. Before anything else is asked for.
+    fn ask_for_id(&mut self) -> io::Result<Option<[u8; ID_BYTES as usize]>> {
+        self.ring.put_id_request();
+        self.kick();
+        let until = Instant::now() + PATIENCE;
+        loop {
+            if let Some((_, status)) = self.ring.answer() {
+                return Ok((u32::from(status) == VIRTIO_BLK_S_OK).then(|| self.ring.id()));
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            let mut fds =
+                [PollFd::new(&self.call, PollFlags::IN), PollFd::new(&self.socket, PollFlags::RDHUP)];
+            match poll(&mut fds, Some(&left.try_into().unwrap_or_default())) {
+                Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
+                Ok(_) if !fds[1].revents().is_empty() => return Err(io::ErrorKind::ConnectionReset.into()),
+                Ok(_) => drop(rustix::io::read(&self.call, &mut [0; 8])),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
     }
 
     /// Whether the target closed it. It says nothing on it by itself otherwise.

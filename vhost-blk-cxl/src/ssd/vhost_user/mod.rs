@@ -5,9 +5,11 @@
 //! the guests' requests. What else a split virtqueue needs lies in a few pages beside it.
 //!
 //! A target that goes away may come back, as one does that is upgraded: what it had is kept meanwhile, and done once more from its beginning.
+//! Where that takes too long the device has failed, with all that it had, until the target is there after all.
 
 mod config;
 mod connection;
+mod identity;
 mod reconnecting;
 mod requests;
 mod ring;
@@ -22,7 +24,8 @@ use rustix::event::{PollFd, PollFlags, epoll, poll};
 use tracing::{error, info, warn};
 
 use self::connection::{Connection, Target};
-use self::reconnecting::Reconnecting;
+use self::identity::Disk;
+use self::reconnecting::{News, Reconnecting};
 use self::requests::Requests;
 use super::{Command, Finished, Full, Geometry, OpenError, Outcome, Ssd};
 use crate::segments::Segment;
@@ -33,7 +36,8 @@ pub(super) const RECONNECT_PATIENCE: Duration = Duration::from_secs(30);
 /// A disk behind a vhost-user-blk socket.
 pub struct VhostUserSsd {
     target: Target,
-    geometry: Geometry,
+    /// As it was when it was opened.
+    disk: Disk,
     requests: Requests,
     link: Link,
     /// Readable when the target called, is gone, or is back.
@@ -47,8 +51,12 @@ pub struct VhostUserSsd {
 enum Link {
     There(Box<Connection>),
     /// It is gone, and is looked for.
-    Gone(Reconnecting),
-    /// It did not come back, and why that is all.
+    Gone {
+        looking: Reconnecting,
+        /// Why it has failed: it was waited for long enough.
+        late: Option<String>,
+    },
+    /// It is gone, and cannot be looked for.
     Failed(String),
 }
 
@@ -66,11 +74,12 @@ impl VhostUserSsd {
         let events =
             epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|errno| failed(io::Error::from(errno)))?;
         watch(&events, &connection).map_err(failed)?;
-        let Connection { geometry, abilities, write_verifier, .. } = connection;
-        info!(ssd = name, path = %path.display(), bytes = geometry.size_bytes, block = geometry.block_bytes, ?abilities, "connected");
+        let Connection { disk, abilities, write_verifier, .. } = connection;
+        let Geometry { size_bytes, block_bytes } = disk.geometry;
+        info!(ssd = name, path = %path.display(), bytes = size_bytes, block = block_bytes, id = ?disk.shown_id(), ?abilities, "connected");
         Ok(Self {
             target,
-            geometry,
+            disk,
             requests: Requests::new(abilities),
             link: Link::There(Box::new(connection)),
             events,
@@ -80,7 +89,7 @@ impl VhostUserSsd {
         })
     }
 
-    /// A target that is gone is waited for so long, and no longer.
+    /// For a target that is gone requests wait so long, and no longer.
     #[must_use]
     pub fn waiting_for(self, patience: Duration) -> Self {
         Self { patience, ..self }
@@ -109,27 +118,38 @@ impl VhostUserSsd {
         let _ = epoll::delete(&self.events, &connection.call);
         let peer = std::mem::take(&mut connection.peer);
         warn!(ssd = self.target.name, patience = ?self.patience, "the target closed the connection: it is waited for");
-        let begun = Reconnecting::begin(self.target.clone(), peer, self.geometry, self.patience);
+        let begun = Reconnecting::begin(self.target.clone(), peer, self.disk, self.patience);
         let watched = begun.and_then(|it| {
             epoll::add(&self.events, it.event(), epoll::EventData::new_u64(2), epoll::EventFlags::IN)?;
             Ok(it)
         });
         match watched {
-            Ok(reconnecting) => self.link = Link::Gone(reconnecting),
+            Ok(looking) => self.link = Link::Gone { looking, late: None },
             Err(error) => self.fail(&error.to_string(), into),
         }
     }
 
-    /// Goes on with a target that is back, or gives up.
+    /// Goes on with a target that is back, or has it failed when it was waited for long enough.
     fn look_for_target(&mut self, into: &mut Vec<Finished>) {
-        let Link::Gone(reconnecting) = &self.link else { return };
-        let Some(outcome) = reconnecting.outcome() else { return };
-        let _ = epoll::delete(&self.events, reconnecting.event());
-        let connected =
-            outcome.and_then(|it| watch(&self.events, &it).map(|()| it).map_err(|error| error.to_string()));
-        match connected {
-            Ok(connection) => self.resume(connection, into),
-            Err(reason) => self.fail(&reason, into),
+        let Link::Gone { looking, late } = &mut self.link else { return };
+        match looking.news() {
+            None => {}
+            Some(News::Back(connection)) => {
+                let _ = epoll::delete(&self.events, looking.event());
+                match watch(&self.events, &connection) {
+                    Ok(()) => self.resume(connection, into),
+                    Err(error) => self.fail(&error.to_string(), into),
+                }
+            }
+            Some(News::Late(reason)) => {
+                error!(
+                    ssd = self.target.name,
+                    reason, "the target did not come back in time: the device has failed until it does"
+                );
+                *late =
+                    Some(format!("the vhost-user target closed the connection, and is not back: {reason}"));
+                self.requests.fail_all(into);
+            }
         }
     }
 
@@ -140,7 +160,7 @@ impl VhostUserSsd {
         info!(
             ssd = self.target.name,
             again = again.len(),
-            "the target is back: what it had is done once more"
+            "the target is back: what it had and has not failed is done once more"
         );
         for request in &again {
             connection.ring.put(request, self.requests.list(request.slot));
@@ -150,7 +170,10 @@ impl VhostUserSsd {
     }
 
     fn fail(&mut self, reason: &str, into: &mut Vec<Finished>) {
-        error!(ssd = self.target.name, reason, "the target did not come back: the device is given up");
+        error!(
+            ssd = self.target.name,
+            reason, "the target cannot be looked for: the device is given up until the backend is restarted"
+        );
         self.link = Link::Failed(format!("the vhost-user target closed the connection: {reason}"));
         self.requests.fail_all(into);
     }
@@ -169,7 +192,7 @@ impl Ssd for VhostUserSsd {
     }
 
     fn geometry(&self) -> Geometry {
-        self.geometry
+        self.disk.geometry
     }
 
     fn submit(&mut self, command: Command) -> Result<(), Full> {
@@ -240,7 +263,8 @@ impl Ssd for VhostUserSsd {
     fn failure(&self) -> Option<&str> {
         match &self.link {
             Link::Failed(reason) => Some(reason),
-            Link::There(_) | Link::Gone(_) => None,
+            Link::Gone { late, .. } => late.as_deref(),
+            Link::There(_) => None,
         }
     }
 }

@@ -2,103 +2,107 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use tracing::debug;
+use tracing::{debug, warn};
 
 use super::connection::{Connection, Peer, Target};
-use crate::ssd::Geometry;
+use super::identity::Disk;
 
 /// Between two attempts, twice as long each time.
 const PAUSE_AT_FIRST: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// What comes of it: a connection, or why there is none.
-type Outcome = Result<Box<Connection>, String>;
+/// What comes of it.
+pub(super) enum News {
+    /// It is back.
+    Back(Box<Connection>),
+    /// It did not come back in the time that it had, and why. It is looked for all the same.
+    Late(String),
+}
 
 /// A target that is being looked for.
 pub(super) struct Reconnecting {
-    outcome: Receiver<Outcome>,
-    /// Readable when there is one.
+    news: Receiver<News>,
+    /// Readable when there are some.
     event: OwnedFd,
     /// Nobody looks any more when this goes.
     _wanted: SyncSender<()>,
 }
 
 impl Reconnecting {
-    /// Looks for so long. `before` is who had what is to be done once more: another process does not get that before it has ended.
-    pub(super) fn begin(
-        target: Target,
-        before: Peer,
-        geometry: Geometry,
-        patience: Duration,
-    ) -> io::Result<Self> {
+    /// Looks for it until it is back, and says so when that takes longer than `patience`. `before` is who had what is to be done once
+    /// more: another process does not get that before it has ended.
+    pub(super) fn begin(target: Target, before: Peer, disk: Disk, patience: Duration) -> io::Result<Self> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let ring = event.try_clone()?;
-        let (found, outcome) = sync_channel(1);
+        let bell = event.try_clone()?;
+        // One of each.
+        let (tells, news) = sync_channel(2);
         let (wanted, unwanted) = sync_channel(0);
         let until = Instant::now().checked_add(patience);
         // Nobody waits for its end: a target may take its time to agree.
         std::thread::Builder::new().name("reconnect".to_owned()).spawn(move || {
-            if let Some(outcome) = look(&target, &before, geometry, until, &unwanted) {
-                // Nobody may want it any more.
-                let _ = found.try_send(outcome);
-            }
-            drop(found);
-            let _ = rustix::io::write(&ring, &1_u64.to_ne_bytes());
+            look(&target, &before, &disk, until, &unwanted, |news| {
+                // Nobody may want them any more.
+                let _ = tells.try_send(news);
+                let _ = rustix::io::write(&bell, &1_u64.to_ne_bytes());
+            });
         })?;
-        Ok(Self { outcome, event, _wanted: wanted })
+        Ok(Self { news, event, _wanted: wanted })
     }
 
     pub(super) fn event(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
 
-    /// What came of it, if that is known.
-    pub(super) fn outcome(&self) -> Option<Outcome> {
-        match self.outcome.try_recv() {
-            Ok(outcome) => Some(outcome),
-            Err(TryRecvError::Empty) => None,
-            Err(TryRecvError::Disconnected) => Some(Err("looking for it panicked".to_owned())),
-        }
+    /// What is new, if anything is.
+    pub(super) fn news(&self) -> Option<News> {
+        // Before the look: what comes after it rings again.
+        let _ = rustix::io::read(&self.event, &mut [0; 8]);
+        self.news.try_recv().ok()
     }
 }
 
 fn look(
     target: &Target,
     before: &Peer,
-    geometry: Geometry,
+    disk: &Disk,
     until: Option<Instant>,
     unwanted: &Receiver<()>,
-) -> Option<Outcome> {
+    tell: impl Fn(News),
+) {
     let mut pause = PAUSE_AT_FIRST;
+    // What was said of one that is late.
+    let mut said: Option<String> = None;
     loop {
-        let reason = match attempt(target, before, geometry) {
-            Ok(connection) => return Some(Ok(connection)),
+        let reason = match attempt(target, before, disk) {
+            Ok(connection) => return tell(News::Back(connection)),
             Err(reason) => reason,
         };
         debug!(ssd = target.name, reason, "the target is not back");
-        if until.is_some_and(|until| Instant::now() >= until) {
-            return Some(Err(reason));
+        match &said {
+            None if until.is_some_and(|until| Instant::now() >= until) => {
+                said = Some(reason.clone());
+                tell(News::Late(reason));
+            }
+            Some(known) if *known != reason => {
+                warn!(ssd = target.name, reason, "the target is still not back: it is looked for on and on");
+                said = Some(reason);
+            }
+            _ => {}
         }
         match unwanted.recv_timeout(pause) {
             Err(RecvTimeoutError::Timeout) => pause = (pause * 2).min(PAUSE_MAX),
-            Ok(()) | Err(RecvTimeoutError::Disconnected) => return None,
+            Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
         }
     }
 }
 
-fn attempt(target: &Target, before: &Peer, geometry: Geometry) -> Outcome {
+fn attempt(target: &Target, before: &Peer, disk: &Disk) -> Result<Box<Connection>, String> {
     let connection = Connection::open(target).map_err(|error| error.to_string())?;
-    let Geometry { size_bytes, block_bytes } = connection.geometry;
-    if size_bytes < geometry.size_bytes || block_bytes != geometry.block_bytes {
-        return Err(format!(
-            "its disk has {size_bytes} bytes in blocks of {block_bytes} now, and had {} in blocks of {}: is it the right one?",
-            geometry.size_bytes, geometry.block_bytes
-        ));
-    }
+    disk.check(&connection.disk)?;
     // A process ends what it has before it lets anybody connect again, or with itself. The kernel may still be writing for one that is
     // about to end.
     if let Some(process) = before.process.as_ref().filter(|_| !before.may_be(&connection.peer)) {

@@ -7,11 +7,13 @@ use std::io;
 use std::sync::atomic::{Ordering, fence};
 
 use rustix::fs::{MemfdFlags, SealFlags};
+use virtio_bindings::bindings::virtio_blk::VIRTIO_BLK_T_GET_ID;
 use virtio_bindings::bindings::virtio_ring::{
     VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE, VRING_USED_F_NO_NOTIFY,
 };
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 
+use super::identity::ID_BYTES;
 use super::requests::{DEPTH, Outgoing, Part, ZEROS_BYTES};
 use crate::segments::{Segment, after};
 
@@ -24,6 +26,8 @@ const PLACES_AT: usize = 0x4000;
 const PLACE_BYTES: usize = 64;
 const RANGE_AT: usize = 16;
 const STATUS_AT: usize = 32;
+/// What a disk calls itself.
+const ID_AT: usize = 36;
 const ZEROS_AT: usize = 0x10000;
 /// An indirect table for each request whose data lies in several places.
 const TABLES_AT: usize = ZEROS_AT + ZEROS_BYTES as usize;
@@ -40,6 +44,7 @@ const DESCRIPTORS_EACH: u16 = 3;
 const NO_STATUS: u8 = 0xff;
 
 const _: () = assert!(DEPTH * DESCRIPTORS_EACH <= QUEUE_SIZE);
+const _: () = assert!(ID_AT + ID_BYTES as usize <= PLACE_BYTES);
 const _: () = assert!(PLACES_AT + PLACE_BYTES * DEPTH as usize <= ZEROS_AT);
 
 /// The ring, at an address of the target's view of memory.
@@ -98,12 +103,11 @@ impl SharedRing {
         header.extend(request.sector.to_le_bytes());
         self.write(place, &header);
         self.write(place + STATUS_AT, &[NO_STATUS]);
-        let first = request.slot * DESCRIPTORS_EACH;
         let part = match request.part {
             Part::Nothing => None,
             Part::List { done, segments, writable } => {
                 self.describe_list(request.slot, after(list, done).take(segments.into()), writable);
-                return self.offer(first);
+                return self.offer(request.slot * DESCRIPTORS_EACH);
             }
             Part::Pool { at, bytes, writable } => Some((at.get(), bytes, writable)),
             Part::Zeros { bytes } => Some((self.address + ZEROS_AT as u64, bytes, false)),
@@ -115,6 +119,28 @@ impl SharedRing {
                 Some((at(RANGE_AT), 16, false))
             }
         };
+        self.describe_parts(request.slot, part);
+    }
+
+    /// Asks for what the disk calls itself, in the first slot: nothing else is under way.
+    pub(super) fn put_id_request(&mut self) {
+        let place = Self::place(0);
+        let mut header = VIRTIO_BLK_T_GET_ID.to_le_bytes().to_vec();
+        header.extend([0; 12]);
+        self.write(place, &header);
+        self.write(place + STATUS_AT, &[NO_STATUS]);
+        self.describe_parts(0, Some((self.address + (place + ID_AT) as u64, ID_BYTES, true)));
+    }
+
+    /// What was answered to that.
+    pub(super) fn id(&self) -> [u8; ID_BYTES as usize] {
+        self.memory().read_obj(Self::place(0) + ID_AT).unwrap_or_default()
+    }
+
+    /// Describes a request whose header is in its place, and what belongs to it, and offers it.
+    fn describe_parts(&mut self, slot: u16, part: Option<(u64, u32, bool)>) {
+        let first = slot * DESCRIPTORS_EACH;
+        let at = |offset: usize| self.address + (Self::place(slot) + offset) as u64;
         let next = if part.is_some() { first + 1 } else { first + 2 };
         self.describe(DESCRIPTORS_AT, first, at(0), 16, VRING_DESC_F_NEXT, next);
         if let Some((address, bytes, writable)) = part {
