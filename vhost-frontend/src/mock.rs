@@ -35,6 +35,7 @@ pub use self::echo::EchoGuest;
 pub use self::log::DirtyPages;
 use self::log::MockLog;
 pub use self::ring::MockRing;
+use crate::inflight::{InflightQueue, region_bytes};
 use crate::{GuestMemory, Ring, RingParts};
 
 /// Where guest memory begins. Not at 0, so that a forgotten address is not one.
@@ -158,6 +159,20 @@ impl MockGuest {
 
     /// The device's side of a ring, polled, for a device that runs without a socket.
     pub fn device_ring(&self, index: u16, features: u64) -> Ring {
+        self.device_ring_with(index, features, None)
+    }
+
+    /// The same, of which a predecessor took these requests and did not answer them.
+    pub fn device_ring_owing(&self, index: u16, features: u64, heads: &[u16]) -> Ring {
+        let size = self.rings[usize::from(index)].size;
+        let region = Arc::new(MmapRegion::new(region_bytes(1, size)).unwrap());
+        let open = || InflightQueue::open(Arc::clone(&region), 1, size, 0, size).unwrap();
+        let mut taken = open();
+        heads.iter().for_each(|&head| taken.take(head));
+        self.device_ring_with(index, features, Some(open()))
+    }
+
+    fn device_ring_with(&self, index: u16, features: u64, inflight: Option<InflightQueue>) -> Ring {
         let ring = &self.rings[usize::from(index)];
         let low = |address: u64| Some(u32::try_from(address).expect("the guest is small"));
         let mut queue = Queue::new(ring.size).unwrap();
@@ -175,7 +190,7 @@ impl MockGuest {
             error: None,
             features,
             event_index_unknown: false,
-            inflight: None,
+            inflight,
         })
     }
 

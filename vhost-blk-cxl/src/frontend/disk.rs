@@ -10,7 +10,7 @@ use cxl_pool::Memory;
 use pod_protocol::ids::PlaceNumber;
 use pod_protocol::objects::DiskObject;
 use vhost_frontend::pacing::{Pacer, Pacing};
-use vhost_frontend::{BufferArea, Chain, ChainWriter, GuestMemory, Next, PoolMap, PoolRam, Ring, StopReason};
+use vhost_frontend::{BufferArea, GuestMemory, PoolMap, PoolRam, Ring, StopReason};
 
 use super::device::caches_writes;
 use super::flushed::Flushed;
@@ -18,7 +18,6 @@ use super::own_flush::OwnFlush;
 use super::parse::Shape;
 use super::place::{Finder, Place};
 use super::seldom::Seldom;
-use super::serve::S_IOERR;
 use super::slots::{Slot, Slots, State};
 use super::turn_budget::TurnBudget;
 use super::under_way::UnderWay;
@@ -48,22 +47,29 @@ pub(super) struct Stopping {
     /// What a predecessor took and did not answer stays in the record of requests in flight, for whoever is given the ring next. Else
     /// it is answered first: a VMM on another host has no such record, and takes for done all that was taken.
     leaves_owed: bool,
+    /// That is answered with errors: whoever waits has waited long enough.
+    pub(super) refuses_owed: bool,
 }
 
 impl Served {
     /// How many requests are to be taken before it is let go of: those that a predecessor owes.
-    fn owed(&self) -> usize {
+    pub(super) fn owed(&self) -> usize {
         if self.stopping.as_ref().is_some_and(|it| it.leaves_owed) { 0 } else { self.ring.owed() }
     }
 
     /// Whether there is something that must be taken before any new request of any ring.
     pub(super) fn owes(&self) -> bool {
-        self.owed() > 0
+        self.owed() > 0 && !self.refuses_owed()
+    }
+
+    /// Whether what is owed is answered with errors.
+    pub(super) fn refuses_owed(&self) -> bool {
+        self.stopping.as_ref().is_some_and(|it| it.refuses_owed)
     }
 
     /// Whether requests are taken from it.
     pub(super) fn gives_requests(&self) -> bool {
-        self.stopping.is_none() || self.owed() > 0
+        self.stopping.is_none() || self.owes()
     }
 
     /// Leaves the request that was just taken in its ring until something has ended, which has the rings looked at again. False, for
@@ -123,6 +129,8 @@ pub(crate) struct Disk<M: Memory> {
     /// Of rings that are about to start, a predecessor owes requests.
     pub(super) owed_elsewhere: bool,
     pub(super) first_ring: usize,
+    /// Of rings that are being stopped, what a predecessor owes is refused.
+    pub(super) refuses_owed: bool,
     /// What may still be done in this turn.
     pub(super) budget: TurnBudget,
     /// Warnings of rings that the guest broke.
@@ -162,6 +170,7 @@ impl<M: Memory> Disk<M> {
             held: false,
             owed_elsewhere: false,
             first_ring: 0,
+            refuses_owed: false,
             budget: TurnBudget::default(),
             warnings: Seldom::default(),
             pacer: None,
@@ -213,40 +222,13 @@ impl<M: Memory> Disk<M> {
         // Where the guest is about to come to, nothing of it was ever taken.
         let leaves_owed = reason == StopReason::Disconnected || self.object.incoming;
         match self.rings.get_mut(usize::from(index)) {
-            Some(Some(served)) => served.stopping = Some(Stopping { done, leaves_owed }),
+            Some(Some(served)) => {
+                served.stopping = Some(Stopping { done, leaves_owed, refuses_owed: false });
+            }
             // Never started, or gone with the disk: nothing was taken from it.
             _ => drop(done.try_send(0)),
         }
         self.release_stopped();
-    }
-
-    /// A ring that is being stopped does not wait for the backend any longer.
-    pub(crate) fn hurry_ring(&mut self, index: u16, reason: StopReason) {
-        self.give_up_where(reason == StopReason::Requested, |ring| ring == index);
-        if reason == StopReason::Requested {
-            self.refuse_owed(index);
-        }
-        self.release_stopped();
-    }
-
-    /// Answers with errors what a predecessor owes on a ring.
-    fn refuse_owed(&mut self, index: u16) {
-        let Some(Some(served)) = self.rings.get_mut(usize::from(index)) else { return };
-        let mut chain = Chain::default();
-        while served.owed() > 0 {
-            if !matches!(served.ring.next_chain(&mut chain), Ok(Next::Chain | Next::Malformed(_))) {
-                return;
-            }
-            let Some(status) = served.ring.last_writable(&chain) else {
-                served.ring.break_off(&chain);
-                return;
-            };
-            let written =
-                ChainWriter::new(served.ring.memory(), std::slice::from_ref(&status)).write(&[S_IOERR]);
-            if served.ring.complete(chain.head(), u32::from(written.is_ok())).is_err() {
-                return;
-            }
-        }
     }
 
     /// The lease is gone: whoever stops a ring need not wait.

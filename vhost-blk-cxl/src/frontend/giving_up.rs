@@ -1,12 +1,64 @@
 //! Requests that are waited for no longer.
 
 use cxl_pool::Memory;
+use vhost_frontend::{Chain, ChainWriter, Next, StopReason};
 
-use super::disk::Disk;
+use super::disk::{Disk, Served};
+use super::serve::S_IOERR;
 use super::slots::State;
+use super::turn_budget::TurnBudget;
 use crate::message::Status;
 
 impl<M: Memory> Disk<M> {
+    /// A ring that is being stopped does not wait for the backend any longer.
+    pub(crate) fn hurry_ring(&mut self, index: u16, reason: StopReason) {
+        self.give_up_where(reason == StopReason::Requested, |ring| ring == index);
+        if reason == StopReason::Requested
+            && let Some(Some(Served { stopping: Some(stopping), .. })) =
+                self.rings.get_mut(usize::from(index))
+        {
+            stopping.refuses_owed = true;
+            self.refuses_owed = true;
+        }
+        self.release_stopped();
+    }
+
+    /// Answers with errors what a predecessor owes on rings that wait no longer: as much as is done for a disk in a turn. True if there
+    /// was any.
+    pub(crate) fn refuse_owed(&mut self) -> bool {
+        if !std::mem::take(&mut self.refuses_owed) {
+            return false;
+        }
+        let mut budget = TurnBudget::whole();
+        let mut chain = Chain::default();
+        for served in self.rings.iter_mut().flatten().filter(|served| served.refuses_owed()) {
+            while served.owed() > 0 {
+                if !budget.is_left() {
+                    self.refuses_owed = true;
+                    break;
+                }
+                match served.ring.next_chain(&mut chain) {
+                    Ok(Next::Chain) => budget.walked(chain.walked()),
+                    Ok(Next::Malformed(_)) => budget.malformed(chain.walked()),
+                    // Nothing is owed any more on a ring that is broken.
+                    Ok(Next::Empty) | Err(_) => break,
+                }
+                budget.answered();
+                let Some(status) = served.ring.last_writable(&chain) else {
+                    served.ring.break_off(&chain);
+                    break;
+                };
+                let written =
+                    ChainWriter::new(served.ring.memory(), std::slice::from_ref(&status)).write(&[S_IOERR]);
+                if served.ring.complete(chain.head(), u32::from(written.is_ok())).is_err() {
+                    break;
+                }
+            }
+        }
+        self.release_stopped();
+        true
+    }
+
     /// Stops waiting for the requests of some rings: with an I/O error to the guest, or with nothing at all, so that the
     /// in-flight region keeps them.
     ///

@@ -282,7 +282,11 @@ impl<M: Memory> Task for FrontendTask<M> {
 
     fn turn(&mut self) -> Progress {
         let (mut moved, mut answered) = (false, false);
+        for disk in self.disks.values_mut() {
+            moved |= disk.refuse_owed();
+        }
         for disk in self.spread.values_mut() {
+            moved |= disk.disk_mut().refuse_owed();
             moved |= disk.take();
         }
         let mut next = self.channels.first_key_value().map(|(&id, _)| id);

@@ -64,6 +64,7 @@ mod tests {
     use cxl_pool::simulated::{SimulatedMemory, SimulatedPool};
     use cxl_pool::{Area, HostId, LineCount, LineOffset};
     use pod_protocol::objects::DiskObject;
+    use vhost_frontend::StopReason;
     use vhost_frontend::mock::{MockGuest, Piece};
     use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
     use vm_memory::{Bytes, GuestAddress};
@@ -174,6 +175,37 @@ mod tests {
     fn so_do_many_that_are_answered_at_once() {
         Scene::new(T_GET_ID, &[Scene::piece(20, true)]).all_are_answered_in(2);
         Scene::new(T_NONE, &[]).all_are_answered_in(2);
+    }
+
+    /// As many as a ring has, each of them short.
+    #[test]
+    fn so_do_those_of_a_predecessor_that_are_refused() {
+        let mut scene = Scene::with(T_GET_ID, &[Scene::piece(20, true)], 1);
+        let pieces = [
+            Piece { address: scene.guest.data_start(), bytes: 16, writable: false },
+            Scene::piece(20, true),
+            Piece { address: scene.guest.data_start() + 64, bytes: 1, writable: true },
+        ];
+        let mut heads: Vec<u16> = (0..300).map(|_| scene.guest.offer_silently(0, &pieces)).collect();
+        // The first of the scene.
+        heads.insert(0, 0);
+        scene.disk.start_ring(scene.guest.device_ring_owing(0, 1 << VIRTIO_F_VERSION_1, &heads));
+        let (done, stopped) = std::sync::mpsc::sync_channel(1);
+        scene.disk.stop_ring(0, StopReason::Requested, done);
+        scene.disk.hurry_ring(0, StopReason::Requested);
+        let (mut answered, mut turns) = (0, 0);
+        while answered < heads.len() {
+            assert!(stopped.try_recv().is_err(), "{answered} were answered");
+            assert!(scene.disk.refuse_owed(), "there is more to do");
+            let now = usize::from(scene.answered()[0]);
+            assert!((1..=65).contains(&(now - answered)), "{} in a turn", now - answered);
+            (answered, turns) = (now, turns + 1);
+        }
+        assert!(turns > 4);
+        assert_eq!(stopped.try_recv(), Ok(301));
+        assert!(!scene.disk.refuse_owed());
+        let status: u8 = scene.guest.memory().read_obj(GuestAddress(scene.guest.data_start() + 64)).unwrap();
+        assert_eq!(status, 1);
     }
 
     #[test]
