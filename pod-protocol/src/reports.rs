@@ -152,6 +152,9 @@ pub enum DeviceReport {
         /// What volumes must leave free at its beginning.
         #[serde(default)]
         reserved_bytes: u64,
+        /// A number that stands on it beside that table, and on no other SSD. Since 1.1.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        identity: Option<u64>,
         /// How many requests per second it can do, if its operator says so.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         iops: Option<u64>,

@@ -155,6 +155,7 @@ mod tests {
             block_bytes: 512,
             table: Some(table),
             reserved_bytes: MIB,
+            identity: None,
             iops: None,
             bytes_per_second: None,
         };

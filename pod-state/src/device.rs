@@ -78,6 +78,12 @@ pub enum Kind {
         /// Volumes that were found on it and that are nobody's: until they are adopted it is left alone.
         #[serde(default)]
         strangers: Vec<VolumeEntry>,
+        /// The number that stands on the one that volumes have places on.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        identity: Option<u64>,
+        /// Its host has another one under its name, which is left alone.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        replaced: bool,
     },
 }
 
@@ -113,6 +119,11 @@ impl Device {
     /// Whether it is a NIC that carries packets of this length, without the Ethernet header.
     pub const fn can_carry(&self, bytes: u16) -> bool {
         matches!(self.kind, Kind::Nic { mtu, .. } if bytes <= mtu)
+    }
+
+    /// Whether its host has another SSD under its name.
+    pub const fn is_replaced(&self) -> bool {
+        matches!(self.kind, Kind::Ssd { replaced: true, .. })
     }
 
     /// Whether it is a NIC kept free for failover.

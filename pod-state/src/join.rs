@@ -54,7 +54,12 @@ impl State {
             effects.push(Effect::event(EventKind::EndpointJoined, self.endpoint_name(id), message));
         }
         for report in &join.devices {
-            self.note_device(id, report, restarted, effects);
+            let device = DeviceId { host: id.host, name: report.name().into() };
+            if self.is_another(&device, report) {
+                self.note_replaced(&device, effects);
+            } else {
+                self.note_device(id, report, restarted, effects);
+            }
         }
         self.note_absent_devices(id, join, effects);
         Ok(())
@@ -173,6 +178,11 @@ impl State {
         let held = known.as_ref().and_then(|known| known.held.clone());
         let drained = known.as_ref().is_some_and(|known| known.drained);
         let labels = known.as_ref().map_or_else(Labels::new, |known| known.labels.clone());
+        // A daemon of an earlier version says nothing of it.
+        let known_identity = match &known {
+            Some(Device { kind: Kind::Ssd { identity, .. }, .. }) => *identity,
+            _ => None,
+        };
         if let DeviceReport::Ssd { table: Some(table), .. } = report {
             self.pass_over_numbers(table);
         }
@@ -203,6 +213,7 @@ impl State {
                 reserved_bytes,
                 iops,
                 bytes_per_second,
+                identity,
                 ..
             } => (
                 driver,
@@ -216,6 +227,8 @@ impl State {
                     strangers: table
                         .as_ref()
                         .map_or_else(Vec::new, |table| self.strangers(&device_id, table)),
+                    identity: identity.or(known_identity).filter(|_| self.knows_ssds()),
+                    replaced: false,
                 },
                 self.fits(&device_id, *size_bytes),
             ),

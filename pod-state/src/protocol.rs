@@ -60,6 +60,14 @@ impl State {
         if self.options.protocol_minor < Protocol::ENDS_PROMISES {
             self.keep_promises();
         }
+        if !self.knows_ssds() {
+            self.forget_identities();
+        }
+    }
+
+    /// Whether SSDs are known by what stands on them. Replicas of 1.0 go by their names.
+    pub(super) fn knows_ssds(&self) -> bool {
+        self.options.protocol_minor >= Protocol::KNOWS_SSDS
     }
 
     /// Whether moves in order keep a backup that carries what is reserved: all replicas have to move leases alike.

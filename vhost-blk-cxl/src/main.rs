@@ -172,7 +172,12 @@ fn open_ssd(
     ssd.request_timeout = config.request_timeout;
     ssd.queue_depth = config.queue_depth;
     let label = match &config.driver {
-        DriverKind::File { path, .. } => Some(Label::open(path)?),
+        DriverKind::File { path, .. } => {
+            let mut label = Label::open(path)?;
+            // Before it is anybody's: one that is put in its place has none, or another one.
+            label.identify()?;
+            Some(label)
+        }
         _ => None,
     };
     Ok((ssd, label))
@@ -213,11 +218,12 @@ fn reports(opened: &Ssds) -> Vec<DeviceReport> {
         {
             (*iops, *bytes_per_second) = (*requests, *bytes);
         }
-        if let DeviceReport::Ssd { name, table, reserved_bytes, .. } = report
+        if let DeviceReport::Ssd { name, table, reserved_bytes, identity, .. } = report
             && let Some((_, label)) = opened.labels.iter().find(|(labelled, _)| labelled == name)
         {
             *table = Some(label.table().clone());
             *reserved_bytes = LABEL_BYTES;
+            *identity = label.identity();
         }
         if let DeviceReport::Ssd { name, table, .. } = report
             && opened.unwritten.contains(name)

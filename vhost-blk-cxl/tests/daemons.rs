@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use cxl_pool::CoherenceMode;
 use pod::{ALL_FEATURES, Driver, OK, T_IN, T_OUT, pattern};
-use pod_api::{ChangeVolume, CreateVolume, DeviceKind};
+use pod_api::{ChangeVolume, CreateVolume, DeviceHealth, DeviceKind};
 use pod_controller::config::Config;
 use processes::{Controller, Daemon, Load, PATIENCE, Pod, Side, VOLUME_BYTES, client, retry};
 
@@ -274,4 +274,62 @@ fn a_volume_on_the_disk_of_another_program_is_wiped_too() {
     let wiped = start..start + BYTES;
     let expected = |at: usize| if wiped.contains(&at) { 0 } else { 7 };
     assert!(data.iter().enumerate().all(|(at, &byte)| byte == expected(at)), "others are left alone");
+}
+
+/// Whoever pulls an SSD and puts an empty one in its place finds it left alone, not its volumes empty.
+#[test]
+fn an_ssd_that_was_replaced_by_an_empty_one_is_left_alone_until_somebody_says_what_to_do() {
+    let mut pod = Pod::start(CoherenceMode::Hardware, "socket");
+    let client = client(&pod);
+    let (ssd, pulled) = (pod.directory.path().join("ssd.img"), pod.directory.path().join("pulled.img"));
+    let data = pattern(1, 4096);
+    let connect = |pod: &Pod| {
+        let mut driver = Driver::new(1, 16);
+        driver.guest.connect(&pod.socket, ALL_FEATURES);
+        driver
+    };
+    let mut driver = connect(&pod);
+    assert_eq!(driver.write_sectors(8, &data), OK);
+    assert_eq!(driver.request(pod::T_FLUSH, 0, 0).0, OK);
+    let until = |health: DeviceHealth, why: &str| {
+        retry(Instant::now(), || {
+            let device = client.device("h2", "ssd0").map_err(|error| error.to_string())?;
+            let is = device.health == health && device.reason.as_deref().unwrap_or("").contains(why);
+            if is { Ok(()) } else { Err(format!("{:?}: {:?}", device.health, device.reason)) }
+        });
+    };
+    until(DeviceHealth::Up, "");
+    pod.kill(Side::Backend);
+    fs::rename(&ssd, &pulled).unwrap();
+    pod.start_daemon(Side::Backend);
+    until(DeviceHealth::Away, "another SSD");
+    assert_eq!(driver.request(T_IN, 8, 4096).0, pod::IOERR, "no zeros");
+    let refused = client.delete_device("h2", "ssd0", false).unwrap_err().to_string();
+    assert!(refused.contains("nobody else has"), "{refused}");
+    // Nothing was put on it.
+    assert_eq!(table_of(&pod), "no volumes\n");
+    // The one that was there comes back.
+    pod.kill(Side::Backend);
+    fs::rename(&pulled, &ssd).unwrap();
+    pod.start_daemon(Side::Backend);
+    until(DeviceHealth::Up, "");
+    retry(Instant::now(), || if driver.request(T_IN, 8, 4096).0 == OK { Ok(()) } else { Err("I/O errors") });
+    assert_eq!(driver.read_sectors(8, 4096), data);
+    // It is gone for good, and the other one is taken when it was given up.
+    pod.kill(Side::Backend);
+    fs::rename(&ssd, &pulled).unwrap();
+    pod.start_daemon(Side::Backend);
+    until(DeviceHealth::Away, "another SSD");
+    drop(driver);
+    retry(Instant::now(), || client.delete_instance_by_force("vm"));
+    retry(Instant::now(), || client.delete_device("h2", "ssd0", true));
+    assert!(client.volumes().unwrap().is_empty());
+    pod.kill(Side::Backend);
+    pod.start_daemon(Side::Backend);
+    until(DeviceHealth::Up, "");
+    let volume = CreateVolume {
+        device: Some("h2/ssd0".to_owned()),
+        ..CreateVolume::new("vol1", "16M".parse().unwrap())
+    };
+    retry(Instant::now(), || client.create_volume(&volume));
 }

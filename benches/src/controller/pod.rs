@@ -172,6 +172,7 @@ fn ssd_report(number: u32) -> DeviceReport {
         block_bytes: 4096,
         table: None,
         reserved_bytes: 0,
+        identity: None,
         iops: None,
         bytes_per_second: None,
     }

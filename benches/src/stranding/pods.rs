@@ -271,6 +271,7 @@ fn ssd(number: usize) -> DeviceReport {
         block_bytes: 4096,
         table: None,
         reserved_bytes: 0,
+        identity: None,
         iops: None,
         bytes_per_second: None,
     }

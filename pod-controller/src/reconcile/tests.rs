@@ -55,6 +55,7 @@ fn joined(state: &mut State, endpoint: EndpointId, incarnation: u64) {
             block_bytes: 512,
             table: None,
             reserved_bytes: 0,
+            identity: None,
             iops: None,
             bytes_per_second: None,
         }]

@@ -35,6 +35,9 @@ impl View {
         let owner = EndpointId::new(id.host, device.role());
         let (health, reason) = match (&device.health, self.state.endpoints.get(&owner).map(|it| it.presence))
         {
+            (Health::Absent, _) if device.is_replaced() => {
+                (api::DeviceHealth::Away, Some(pod_state::REPLACED.to_owned()))
+            }
             (Health::Absent, _) => {
                 (api::DeviceHealth::Away, Some("its host does not have it any more".to_owned()))
             }

@@ -1,7 +1,8 @@
 use cxl_pool::HostId;
 use pod_api::{self as api, ByteSize, CandidatePart};
 use pod_state::{
-    Device, DeviceId, Filling, Health, Instance, Kind, Lease, LeaseKind, Loads, Rates, SsdLoad, Volume,
+    Device, DeviceId, Filling, Health, Instance, Kind, Lease, LeaseKind, Loads, REPLACED, Rates, SsdLoad,
+    Volume,
 };
 
 use super::View;
@@ -215,6 +216,7 @@ impl View {
             Health::Up => notes.push("its host's daemon is not there".to_owned()),
             Health::Down(reason) => notes.push(format!("no link: {reason}")),
             Health::Failed(reason) => notes.push(format!("failed: {reason}")),
+            Health::Absent if device.is_replaced() => notes.push(REPLACED.to_owned()),
             Health::Absent => notes.push("its host does not have it any more".to_owned()),
         }
         if let Some(reason) = &device.held {

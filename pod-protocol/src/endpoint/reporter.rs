@@ -154,6 +154,7 @@ mod tests {
             block_bytes: 512,
             table: None,
             reserved_bytes: 0,
+            identity: None,
             iops: None,
             bytes_per_second: None,
         };

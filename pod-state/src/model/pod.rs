@@ -85,6 +85,7 @@ pub fn ssd(name: &str, mib: u64) -> DeviceReport {
         block_bytes: 512,
         table: None,
         reserved_bytes: 0,
+        identity: None,
         iops: Some(10_000),
         // Less than as many requests of a page.
         bytes_per_second: Some(30 << 20),

@@ -1,5 +1,7 @@
 //! Devices that an endpoint has no more: for a while, or for good.
 
+use pod_protocol::volume_table::VolumeTable;
+
 use super::*;
 
 const NIC: DeviceId = DeviceId { host: HostId::new(2), name: smol_str::SmolStr::new_static("nic0") };
@@ -180,4 +182,83 @@ fn a_mirror_goes_on_without_an_ssd_that_is_no_more() {
     assert!(is_behind(&state));
     comes_with_all(&mut state, BLK_BACKEND);
     assert!(is_behind(&state), "it has to be brought in line first");
+}
+
+/// The same daemon's next life, with an SSD on which this number stands, and an empty table.
+fn comes_with_ssd(state: &mut State, number: u64) -> Vec<Effect> {
+    let mut devices = devices_of(BLK_BACKEND, true);
+    for device in &mut devices {
+        if let DeviceReport::Ssd { identity, table, .. } = device {
+            (*identity, *table) = (Some(number), Some(VolumeTable::default()));
+        }
+    }
+    comes_with(state, BLK_BACKEND, devices)
+}
+
+fn has_table(state: &State) -> bool {
+    state.desired(BLK_BACKEND).values().any(|object| matches!(object, Object::Table(_)))
+}
+
+#[test]
+fn an_ssd_that_was_replaced_is_away_until_it_is_back_or_given_up() {
+    let mut state = pod_with_vm();
+    speak(&mut state, Protocol::KNOWS_SSDS);
+    comes_with_ssd(&mut state, 1);
+    scrub(&mut state);
+    assert!(has_table(&state) && !disk_failed(&state));
+    for _ in 0..2 {
+        let effects = comes_with_ssd(&mut state, 2);
+        assert!(state.devices[&SSD].is_replaced() && state.devices[&SSD].health == Health::Absent);
+        assert!(disk_failed(&state), "it answers errors, and no zeros");
+        assert!(!has_table(&state), "nothing is written to it");
+        let told = |effect: &&Effect| matches!(effect, Effect::Event { message, .. } if message.contains("another SSD"));
+        assert_eq!(effects.iter().filter(told).count(), 1, "{effects:?}");
+        assert!(kinds(&comes_with_ssd(&mut state, 2)).iter().all(|it| *it != EventKind::DeviceGone), "once");
+        // It is put back.
+        let effects = comes_with_ssd(&mut state, 1);
+        assert!(kinds(&effects).contains(&EventKind::DeviceBack), "{effects:?}");
+        scrub(&mut state);
+        assert!(has_table(&state) && !disk_failed(&state) && !state.devices[&SSD].is_replaced());
+    }
+    // Or given up.
+    comes_with_ssd(&mut state, 2);
+    must(&mut state, &Command::DeleteInstance { name: "vm1".to_owned(), force: true });
+    assert_eq!(
+        refused(&mut state, &Command::DeleteDevice { device: SSD, lose_data: false }).kind,
+        RefusalKind::Busy
+    );
+    must(&mut state, &Command::DeleteDevice { device: SSD, lose_data: true });
+    comes_with_ssd(&mut state, 2);
+    assert!(state.devices[&SSD].health == Health::Up && !state.devices[&SSD].is_replaced());
+    must(&mut state, &volume("vol0", 16));
+    // One that nothing lies on may be any.
+    must(&mut state, &Command::DeleteVolume { name: "vol0".to_owned() });
+    let id = state.volumes.keys().copied().next().expect("it has yet to be wiped");
+    must(&mut state, &Command::VolumeWiped { device: SSD, volume: id });
+    comes_with_ssd(&mut state, 3);
+    assert_eq!(state.devices[&SSD].health, Health::Up);
+}
+
+#[test]
+fn ssds_are_known_by_their_names_where_controllers_of_the_version_before_are() {
+    let mut state = pod_with_vm();
+    speak(&mut state, Protocol::KNOWS_SSDS);
+    comes_with_ssd(&mut state, 1);
+    comes_with_ssd(&mut state, 2);
+    assert!(state.devices[&SSD].is_replaced());
+    speak(&mut state, 0);
+    assert!(!state.devices[&SSD].is_replaced());
+    comes_with_ssd(&mut state, 2);
+    assert_eq!(state.devices[&SSD].health, Health::Up);
+    assert!(matches!(state.devices[&SSD].kind, Kind::Ssd { identity: None, .. }));
+    // Which is known again with the next life of its daemon.
+    speak(&mut state, Protocol::KNOWS_SSDS);
+    comes_with_ssd(&mut state, 2);
+    comes_with_ssd(&mut state, 1);
+    assert!(state.devices[&SSD].is_replaced());
+    // A daemon of the version before says nothing of it.
+    comes_with_all(&mut state, BLK_BACKEND);
+    assert!(state.devices[&SSD].health == Health::Up && !state.devices[&SSD].is_replaced());
+    comes_with_ssd(&mut state, 1);
+    assert!(state.devices[&SSD].is_replaced(), "it is remembered");
 }

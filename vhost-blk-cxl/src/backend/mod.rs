@@ -121,6 +121,7 @@ pub fn device_reports<'a>(ssds: impl IntoIterator<Item = (&'a str, &'a dyn Ssd)>
             block_bytes: ssd.geometry().block_bytes,
             table: None,
             reserved_bytes: 0,
+            identity: None,
             iops: None,
             bytes_per_second: None,
         })

@@ -9,12 +9,13 @@
 //! ```
 //!
 //! The second half of each copy's place is for write-intent logs: 64 slots of 4 KiB behind each copy. Which volume has
-//! which slot stands beside the table in the JSON.
+//! which slot stands beside the table in the JSON, and so does a number by which the device is told from others of its name.
 //!
 //! All numbers are little-endian. The checksum (CRC-32) covers everything from the sequence number to the JSON's end. Of
 //! the copies that are whole, the one with the higher sequence number counts.
 
 use std::fs::File;
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -110,6 +111,9 @@ struct Stored {
     /// Who has a place for a write-intent log.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     intent_logs: Vec<LogPlace>,
+    /// A number of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    identity: Option<u64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -257,7 +261,26 @@ impl Label {
 
     /// Writes another table, and returns when it is on the medium. The one before counts until then.
     pub fn write(&mut self, table: &VolumeTable) -> Result<(), LabelError> {
-        if let Some(new) = self.prepare(table)? {
+        self.write_with(table, self.stored.identity)
+    }
+
+    /// The number by which the device is told from others of its name, if it was given one.
+    pub fn identity(&self) -> Option<u64> {
+        self.stored.identity
+    }
+
+    /// Gives it one if it has none, and returns when that is on the medium.
+    pub fn identify(&mut self) -> Result<(), LabelError> {
+        if self.stored.identity.is_some() {
+            return Ok(());
+        }
+        // Of the kernel's random numbers, by way of what keeps hash tables apart.
+        let number = RandomState::new().hash_one(&self.path);
+        self.write_with(&self.stored.table.clone(), Some(number))
+    }
+
+    fn write_with(&mut self, table: &VolumeTable, identity: Option<u64>) -> Result<(), LabelError> {
+        if let Some(new) = self.prepare_with(table, identity)? {
             new.write()?;
             self.adopt(&new);
         }
@@ -266,8 +289,16 @@ impl Label {
 
     /// What is to be written so that the device has this table; none if it has.
     pub(crate) fn prepare(&self, table: &VolumeTable) -> Result<Option<NewTable>, LabelError> {
+        self.prepare_with(table, self.stored.identity)
+    }
+
+    fn prepare_with(
+        &self,
+        table: &VolumeTable,
+        identity: Option<u64>,
+    ) -> Result<Option<NewTable>, LabelError> {
         let intent_logs = places_for(table, &self.stored.intent_logs);
-        let stored = Stored { table: table.clone(), intent_logs };
+        let stored = Stored { table: table.clone(), intent_logs, identity };
         if stored == self.stored {
             return Ok(None);
         }

@@ -428,6 +428,7 @@ pub(crate) fn ssd(name: &str) -> DeviceReport {
         size_bytes: 1 << 30,
         table: None,
         reserved_bytes: 0,
+        identity: None,
         block_bytes: 512,
         iops: None,
         bytes_per_second: None,

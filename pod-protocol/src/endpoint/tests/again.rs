@@ -69,6 +69,7 @@ fn backend_of_many_volumes_joins() {
         block_bytes: 512,
         table: Some(VolumeTable { volumes: (1..2000).map(entry).collect() }),
         reserved_bytes: 0,
+        identity: None,
         iops: None,
         bytes_per_second: None,
     };

@@ -85,7 +85,7 @@ fn what_is_somebody_elses_is_left_alone() {
     assert!(matches!(Label::open(&path), Err(LabelError::TooSmall { .. })));
     assert!(matches!(Label::open(&path.join("x")), Err(LabelError::Io { .. })));
     let (_directory, path) = device();
-    let mut newer = format(1, &Stored { table: table(1), intent_logs: Vec::new() }).unwrap();
+    let mut newer = format(1, &Stored { table: table(1), intent_logs: Vec::new(), identity: None }).unwrap();
     newer[VERSION_AT] = 9;
     File::options().write(true).open(&path).unwrap().write_all_at(&newer, COPY_BYTES).unwrap();
     assert!(matches!(Label::open(&path), Err(LabelError::Version { found: 9, .. })));
@@ -168,4 +168,28 @@ proptest! {
         let found = Label::inspect(&path).unwrap();
         prop_assert_eq!(found.table(), &table(99));
     }
+}
+
+#[test]
+fn a_device_keeps_its_number_and_an_empty_one_in_its_place_has_another() {
+    let (directory, path) = device();
+    let mut label = Label::open(&path).unwrap();
+    assert_eq!(label.identity(), None);
+    // With a table that an earlier version wrote.
+    label.write(&table(2)).unwrap();
+    label.identify().unwrap();
+    let number = label.identity();
+    assert!(number.is_some());
+    label.identify().unwrap();
+    assert_eq!(label.identity(), number);
+    label.write(&table(3)).unwrap();
+    let mut again = Label::open(&path).unwrap();
+    again.identify().unwrap();
+    assert_eq!((again.identity(), again.table()), (number, &table(3)));
+    std::fs::rename(&path, directory.path().join("pulled")).unwrap();
+    File::create(&path).unwrap().set_len(4 << 20).unwrap();
+    let mut other = Label::open(&path).unwrap();
+    other.identify().unwrap();
+    assert!(other.identity().is_some() && other.identity() != number);
+    assert_eq!(Label::open(&path).unwrap().identity(), other.identity(), "it is on the medium");
 }
