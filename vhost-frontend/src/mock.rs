@@ -168,7 +168,9 @@ impl MockGuest {
         let region = Arc::new(MmapRegion::new(region_bytes(1, size)).unwrap());
         let open = || InflightQueue::open(Arc::clone(&region), 1, size, 0, size).unwrap();
         let mut taken = open();
-        heads.iter().for_each(|&head| taken.take(head));
+        for &head in heads {
+            taken.take(head);
+        }
         self.device_ring_with(index, features, Some(open()))
     }
 

@@ -253,7 +253,6 @@ impl Engine {
     /// Has the ring tell when the next discard has ended, which another thread knows.
     fn listen_to_discards(&mut self) {
         if let Some(event) = self.discards.as_mut().and_then(Discards::listen) {
-            #[expect(clippy::cast_sign_loss, reason = "a bit")]
             let entry = opcode::PollAdd::new(types::Fd(event), libc::POLLIN as u32).build();
             self.push_entry(&entry.user_data(DISCARDS_TELL));
         }
