@@ -45,14 +45,14 @@ impl Controller {
                 }
                 client.read_exact(&mut body).unwrap();
                 let (status, said) = answer(request, &String::from_utf8(body).unwrap());
+                // Before who has asked can go on, and look. Nobody may want to know.
+                let _ = tell.send(request.to_owned());
                 if status != 0 {
                     let length = said.len();
                     let head =
                         format!("HTTP/1.1 {status} X\r\nconnection: close\r\ncontent-length: {length}");
                     write!(client.get_mut(), "{head}\r\n\r\n{said}").unwrap();
                 }
-                // Who has been told goes on as soon as it is closed. Nobody may want to know.
-                let _ = tell.send(request.to_owned());
             }
         });
         Self { path, asked, _directory: directory }
