@@ -5,13 +5,13 @@
 //! and looking twice changes nothing more.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use pod_api::client::Client;
 use pod_api::{DeviceAnswer, Disk, Event, EventKind, Instance, Nic};
+use pod_protocol::daemon::LockFile;
 
 use crate::device::Parts;
 use crate::instance::{disk, network};
@@ -39,7 +39,7 @@ pub struct Follower {
     monitor: PathBuf,
     /// The host that the machine runs on, by the controller's name.
     host: String,
-    _only: File,
+    _only: LockFile,
 }
 
 /// What a look has shown.

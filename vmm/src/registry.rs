@@ -1,10 +1,10 @@
 //! The machines that run on this host: one file for each, in the directory that their sockets are in.
 
 use std::fs::{self, File};
-use std::io::{self, Read as _, Write as _};
+use std::io;
 use std::path::{Path, PathBuf};
 
-use pod_protocol::daemon::open_lock;
+use pod_protocol::daemon::{LockError, LockFile, open_lock};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
@@ -91,7 +91,14 @@ pub struct Registry {
 
 /// No other process changes the directory's machines while this is there.
 #[derive(Debug)]
-pub(crate) struct Locked(#[expect(dead_code, reason = "the lock ends with the file")] File);
+pub(crate) struct Locked(File);
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        // A child that another thread is just starting may have the file as well. The lock ends with the last of them if this fails.
+        let _ = flock(&self.0, FlockOperation::Unlock);
+    }
+}
 
 impl Registry {
     /// The machines of `directory`, which need not exist yet.
@@ -170,7 +177,7 @@ impl Registry {
     }
 
     /// A machine is followed by whoever has this, and by nobody else.
-    pub(crate) fn lock_machine(&self, machine: &RunningVm) -> Result<File, VmmError> {
+    pub(crate) fn lock_machine(&self, machine: &RunningVm) -> Result<LockFile, VmmError> {
         let name = &machine.name;
         self.lock_beside(machine, FOLLOWED, |who| {
             format!("{who} follows {name} already: its `vmm run`, or another `vmm follow`")
@@ -178,7 +185,7 @@ impl Registry {
     }
 
     /// The vCPUs of a machine are sliced by whoever has this, and by nobody else: each would undo what the other orders.
-    pub fn lock_vcpus(&self, machine: &RunningVm) -> Result<File, VmmError> {
+    pub fn lock_vcpus(&self, machine: &RunningVm) -> Result<LockFile, VmmError> {
         let name = &machine.name;
         self.lock_beside(machine, SLICED, |who| {
             format!("{who} slices the vCPUs of {name} already: end that `vmm slice {name}` first")
@@ -191,23 +198,11 @@ impl Registry {
         machine: &RunningVm,
         extension: &str,
         taken: impl FnOnce(&str) -> String,
-    ) -> Result<File, VmmError> {
-        let path = self.path(&machine.name).with_extension(extension);
-        let mut file = open_lock(&path).map_err(|source| self.failed(source))?;
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {
-                let noted = file.set_len(0).and_then(|()| write!(file, "{}", std::process::id()));
-                noted.map(|()| file).map_err(|source| self.failed(source))
-            }
-            Err(rustix::io::Errno::WOULDBLOCK) => {
-                let mut pid = String::new();
-                // It has the lock, and may not have said who it is yet.
-                let said = file.read_to_string(&mut pid).is_ok() && pid.parse::<u32>().is_ok();
-                let who = if said { format!("process {pid}") } else { "another process".to_owned() };
-                Err(VmmError::Machine { reason: taken(&who) })
-            }
-            Err(error) => Err(self.failed(error.into())),
-        }
+    ) -> Result<LockFile, VmmError> {
+        LockFile::acquire(&self.path(&machine.name).with_extension(extension)).map_err(|error| match error {
+            LockError::Held { holder, .. } => VmmError::Machine { reason: taken(&holder) },
+            LockError::Io { source, .. } => self.failed(source),
+        })
     }
 
     /// Makes the directory, and keeps others out of it.

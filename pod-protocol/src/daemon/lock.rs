@@ -12,8 +12,15 @@ use rustix::fs::{FlockOperation, flock};
 /// files of the same name.
 #[derive(Debug)]
 pub struct LockFile {
-    // Never read again: closing it gives the lock back.
-    _file: File,
+    file: File,
+}
+
+impl Drop for LockFile {
+    fn drop(&mut self) {
+        // Closing it is not enough: a child that another thread is just starting has the file too, until it executes its program. It is
+        // closed all the same if this fails.
+        let _ = flock(self.file.as_fd(), FlockOperation::Unlock);
+    }
 }
 
 /// A lock that was not obtained.
@@ -51,7 +58,7 @@ impl LockFile {
         }
         // For people and for messages only, the lock holds without it.
         let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
-        Ok(Self { _file: file })
+        Ok(Self { file })
     }
 }
 
@@ -96,6 +103,16 @@ mod tests {
         let first = LockFile::acquire(&path).expect("free");
         let refused = LockFile::acquire(&path).expect_err("held").to_string();
         assert!(refused.contains(&format!("process {}", std::process::id())), "{refused}");
+        drop(first);
+        LockFile::acquire(&path).expect("free again");
+    }
+
+    #[test]
+    fn a_child_that_is_being_started_keeps_nothing_locked() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("h1-agent.lock");
+        let first = LockFile::acquire(&path).expect("free");
+        let _of_the_child = first.file.try_clone().expect("another descriptor of the same open file");
         drop(first);
         LockFile::acquire(&path).expect("free again");
     }
