@@ -5,13 +5,10 @@
 
 /// A byte budget: rate w·α, at most one T_W of it saved up.
 ///
-/// Whatever the VM does, and as long as the rate stays: in any interval K it admits at most w·α·K·(1 + 2·T_W/K) bytes, the
-/// bound of §4.5, if no message is larger than 2·w·α·T_W. (Of messages that are at most w·α·T_W it admits no more than
-/// w·α·(K + T_W).) A larger message is admitted when a whole T_W is saved up; what it is too large by is paid back before
-/// anything else is admitted.
-///
-/// What moves without being asked for is paid for as well, as far as that leaves the VM half of its rate: with each message that is
-/// admitted at most as many such bytes are paid for as it has itself.
+/// Whatever the VM does, and as long as the rate stays: of messages that are at most w·α·T_W long it admits no more than w·α·(K + T_W) bytes in
+/// any interval K, which is less than the bound of §4.5, w·α·K·(1 + 2·T_W/K). Longer ones are better cut. One that cannot be is admitted when a
+/// whole T_W is saved up; what it is too large by is paid back before anything else is admitted, and any interval has at most w·α·K and that message:
+/// up to 2·w·α·T_W it is within the bound, too.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ByteBudget {
     /// In bytes/s; infinite: no limit.
@@ -19,8 +16,6 @@ pub struct ByteBudget {
     t_w_us: f64,
     /// In bytes; below 0 what was admitted ahead.
     balance: f64,
-    /// In bytes, at most one T_W of them: what moved unasked and has yet to be paid for.
-    unasked: f64,
     at_us: f64,
     refused_since_us: Option<f64>,
     held_us: f64,
@@ -33,7 +28,6 @@ impl ByteBudget {
             rate: f64::INFINITY,
             t_w_us,
             balance: 0.0,
-            unasked: 0.0,
             at_us: now_us,
             refused_since_us: None,
             held_us: 0.0,
@@ -47,7 +41,6 @@ impl ByteBudget {
         self.rate = rate.max(0.0);
         // What was saved up is worth at most one T_W at the new rate; debts stay.
         self.balance = if was_free { self.depth() } else { self.balance.min(self.depth()) };
-        self.unasked = self.unasked.min(self.depth());
     }
 
     /// The rate in bytes/s.
@@ -65,10 +58,7 @@ impl ByteBudget {
         }
         let admitted = self.has_room(bytes, now_us);
         if admitted {
-            let bytes = crate::mchannel::exact(bytes);
-            let paid = self.unasked.min(bytes);
-            self.unasked -= paid;
-            self.balance -= bytes + paid;
+            self.balance -= crate::mchannel::exact(bytes);
             self.open(now_us);
         } else if self.refused_since_us.is_none() {
             self.refused_since_us = Some(now_us);
@@ -84,14 +74,14 @@ impl ByteBudget {
         self.rate.is_infinite() || self.rate > 0.0 && self.balance >= crate::mchannel::exact(bytes).min(most)
     }
 
-    /// Takes note of bytes that moved without being asked for, such as received packets. They are paid for with what is admitted
-    /// later: others decide how many there are, and must not be able to silence the queues with them. Of those that nothing was admitted
-    /// for at most one T_W is carried.
-    pub fn charge(&mut self, bytes: u64, now_us: f64) {
+    /// Takes so many bytes, whether they are there or not: what something else has let move. What is missing is paid back.
+    #[inline]
+    pub fn take(&mut self, bytes: u64, now_us: f64) {
         if self.rate.is_finite() {
             self.refill(now_us);
-            self.unasked = (self.unasked + crate::mchannel::exact(bytes)).min(self.depth());
+            self.balance -= crate::mchannel::exact(bytes);
         }
+        self.open(now_us);
     }
 
     /// After what time, in µs from `now_us`, so many bytes can be admitted; infinite at a rate of 0.
@@ -132,8 +122,6 @@ impl ByteBudget {
             if self.rate.is_finite() {
                 let saved = self.balance + self.rate * (now_us - self.at_us) / 1e6;
                 self.balance = saved.min(self.depth());
-                // What cannot be saved up pays as well.
-                self.unasked = (self.unasked - (saved - self.balance)).max(0.0);
             }
             self.at_us = now_us;
         }
@@ -169,44 +157,14 @@ mod tests {
     }
 
     #[test]
-    fn what_came_unasked_is_paid_for_with_what_is_admitted() {
+    fn what_is_taken_without_asking_is_paid_back() {
         let mut budget = budget();
-        budget.charge(30_000, 0.0);
-        assert!(budget.wait_us(100_000, 0.0).abs() < 1e-6, "it keeps nothing from being admitted");
-        assert!(budget.admit(20_000, 0.0), "20 kB are paid with it, ");
-        assert!(budget.admit(50_000, 0.0), "10 kB with this, ");
-        assert!(!budget.admit(1, 0.0) && budget.admit(40_000, 40.0), "and nothing with the next");
-        assert!(!budget.admit(1, 40.0));
-    }
-
-    #[test]
-    fn of_what_came_unasked_a_window_at_most_is_carried() {
-        let mut budget = budget();
-        budget.charge(10_000_000, 0.0);
-        assert!(budget.admit(100_000, 0.0));
-        assert!((budget.wait_us(0, 0.0) - 100.0).abs() < 1e-6);
-        assert!(budget.admit(50_000, 151.0));
-        // Time in which nothing can be saved up pays for it.
-        budget.charge(50_000, 1000.0);
-        assert!(budget.admit(100_000, 1050.001) && budget.wait_us(0, 1050.001) < 1e-6);
-    }
-
-    #[test]
-    fn a_steady_stream_of_what_came_unasked_leaves_half_of_the_rate() {
-        // 64 kB do not fit a window of the second one.
-        for (rate, came, bytes) in [(1e9, 20_000, 10_000_u32), (1e8, 2000, 65_536)] {
-            let mut budget = ByteBudget::new(100.0, 0.0);
-            budget.set_rate(rate, 0.0);
-            let mut admitted = 0.0;
-            for round in 0..1000 {
-                let now_us = f64::from(round) * 10.0;
-                budget.charge(came, now_us);
-                if budget.admit(bytes.into(), now_us) {
-                    admitted += f64::from(bytes);
-                }
-            }
-            assert!(admitted >= 0.4 * rate * 0.01, "{admitted} at {rate}");
-        }
+        budget.take(250_000, 0.0);
+        assert!((budget.wait_us(0, 0.0) - 150.0).abs() < 1e-6);
+        assert!(!budget.admit(1, 150.0) && budget.admit(1, 150.002));
+        budget.set_rate(f64::INFINITY, 200.0);
+        budget.take(u64::MAX, 200.0);
+        assert!(budget.admit(1, 200.0));
     }
 
     #[test]

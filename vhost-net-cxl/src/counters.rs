@@ -74,6 +74,8 @@ drop_reasons! {
     Tagged = "vlan-tag",
     /// The instance receives as much as it may: from a NIC at its backend, from several at the frontend.
     RateLimit = "rate-limit",
+    /// Frontend: more frames wait than are kept for an instance that has used up its share of the fabric.
+    FabricShare = "fabric-share",
     /// Backend: what room is left is kept for instances that have had less than they are promised.
     KeptForOthers = "kept-for-minimum",
     /// Backend: the instance holds as many receive buffers as it may.

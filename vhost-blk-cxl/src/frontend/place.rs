@@ -2,6 +2,7 @@
 
 use cxl_pool::{ByteOffset, Memory};
 use tracing::debug;
+use vhost_frontend::pacing::Way;
 use vhost_frontend::{Buffer, BufferArea, Chain, CopyError, PoolMap};
 
 use super::device::{REQUEST_BYTES_MAX, SECTOR_BYTES};
@@ -162,7 +163,7 @@ impl<M: Memory> Disk<M> {
         // Only now: what is admitted is counted, and without a buffer it would not move.
         if slot.done_bytes > 0
             && let Some(pacer) = &mut self.pacer
-            && !pacer.admit(slot.length_bytes)
+            && !pacer.admit(Way::Asked, slot.length_bytes)
         {
             self.buffers.free(buffer);
             return Ok(false);

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use cxl_pool::{ByteOffset, LINE_BYTES, LineOffset, Memory};
 use tracing::{debug, warn};
-use vhost_frontend::pacing::Pacer;
+use vhost_frontend::pacing::Way;
 use vhost_frontend::{Buffer, Chain, ChainError, ChainReader, ChainWriter, CopyError, Next, Ring};
 
 use super::device::{ID_BYTES, caches_writes};
@@ -62,7 +62,7 @@ impl<M: Memory> Disk<M> {
             self.blocked = true;
         }
         // Nor is the clock's time to be spent on looking at what has to wait for its share of the fabric.
-        let paced = self.pacer.as_ref().is_some_and(Pacer::is_held) && !self.object.failed;
+        let paced = self.pacer.as_ref().is_some_and(|pacer| pacer.is_held(Way::Asked)) && !self.object.failed;
         self.blocked |= self.held || paced;
         if self.blocked {
             return moved;
@@ -170,7 +170,7 @@ impl<M: Memory> Disk<M> {
                 return served.put_back(slot, &mut self.blocked);
             };
             if let Some(pacer) = &mut self.pacer
-                && !pacer.admit(step_bytes)
+                && !pacer.admit(Way::Asked, step_bytes)
             {
                 if let Some(buffer) = place.buffer() {
                     buffers.free(buffer);

@@ -12,6 +12,8 @@
 #[cfg(test)]
 mod agent_tests;
 mod agents;
+#[cfg(test)]
+mod bound_tests;
 mod meter;
 mod metered;
 mod pacer;
@@ -26,7 +28,7 @@ mod vcpus;
 mod vm_budget;
 
 pub use meter::Meter;
-pub use pacer::Pacer;
+pub use pacer::{Pacer, Way};
 pub use timer::PaceTimer;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};

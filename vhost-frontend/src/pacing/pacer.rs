@@ -9,37 +9,66 @@ use super::{Pacing, Waker, whole};
 /// What waits is tried again after so long.
 const LONGEST_WAIT_S: f64 = 0.01;
 
+/// In which way bytes come to be moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// The guest asks for it: what it sends, and all that disks do.
+    Asked,
+    /// Others decide: what a guest receives.
+    Unasked,
+}
+
 /// Holds one device to its share of the fabric. It belongs to the engine's worker.
+///
+/// What the guest asks for and what it receives have one budget. Each is sure of half of it while there is both: others cannot silence a guest by sending to
+/// it, nor does one that always sends hear nothing any more.
 #[derive(Debug)]
 pub struct Pacer {
     pacing: Arc<Pacing>,
     budget: ByteBudget,
     rate: u64,
-    /// What it may move whatever other devices of its VM do. Without that a device whose long packets have to wait would get nothing
-    /// beside one that takes what its VM may move as soon as it is there.
-    sure: ByteBudget,
     sure_rate: u64,
     window_us: u64,
     now_us: f64,
-    /// The length of what has to wait.
-    refused: Option<u64>,
+    /// By [`Way`].
+    lanes: [Lane; 2],
+    /// The part of the device's that each way is sure of.
+    part: f64,
     /// Something was counted since the last look.
     counted: bool,
 }
 
+/// What goes one way.
+#[derive(Clone, Copy, Debug)]
+struct Lane {
+    /// What it may move of its device's budget whatever goes the other way.
+    own: ByteBudget,
+    /// What it may move whatever other devices of its VM do. Without that a device whose long packets have to wait would get nothing
+    /// beside one that takes what its VM may move as soon as it is there.
+    sure: ByteBudget,
+    /// The length of what has to wait.
+    refused: Option<u64>,
+}
+
 impl Pacer {
-    /// Nothing is saved up yet.
+    /// Of a device of which all is asked for. Nothing is saved up yet.
     pub fn new(pacing: Arc<Pacing>) -> Self {
-        Self::begin_at(pacing, Waker::now_us())
+        Self::begin_at(pacing, 1.0, Waker::now_us())
+    }
+
+    /// Of a device that receives as well. Nothing is saved up yet.
+    pub fn of_both_ways(pacing: Arc<Pacing>) -> Self {
+        Self::begin_at(pacing, 0.5, Waker::now_us())
     }
 
     /// Nothing is saved up at this time.
-    pub(super) fn begin_at(pacing: Arc<Pacing>, now_us: f64) -> Self {
+    pub(super) fn begin_at(pacing: Arc<Pacing>, part: f64, now_us: f64) -> Self {
         let window_us = pacing.window_us.load(Ordering::Relaxed);
         let unlimited = f64::INFINITY.to_bits();
         let budget = ByteBudget::new(f64::from_bits(window_us), now_us);
-        let (rate, sure, sure_rate) = (unlimited, budget, unlimited);
-        Self { pacing, budget, rate, sure, sure_rate, window_us, now_us, refused: None, counted: false }
+        let lanes = [Lane { own: budget, sure: budget, refused: None }; 2];
+        let (rate, sure_rate) = (unlimited, unlimited);
+        Self { pacing, budget, rate, sure_rate, window_us, now_us, lanes, part, counted: false }
     }
 
     /// Looks at the clock, and at what the meter decided: once per turn. A meter that sleeps learns of the turn before: a
@@ -58,53 +87,70 @@ impl Pacer {
         if window_us != self.window_us {
             self.window_us = window_us;
             self.budget = ByteBudget::new(f64::from_bits(window_us), now_us);
-            self.sure = self.budget;
+            for lane in &mut self.lanes {
+                (lane.own, lane.sure) = (self.budget, self.budget);
+            }
             (self.rate, self.sure_rate) = (f64::INFINITY.to_bits(), f64::INFINITY.to_bits());
         }
+        let part = self.part;
         let rate = self.pacing.rate.load(Ordering::Relaxed);
         if rate != self.rate {
             self.rate = rate;
             self.budget.set_rate(f64::from_bits(rate), now_us);
+            self.lanes.iter_mut().for_each(|lane| lane.own.set_rate(f64::from_bits(rate) * part, now_us));
         }
         let sure_rate = self.pacing.sure.load(Ordering::Relaxed);
         if sure_rate != self.sure_rate {
             self.sure_rate = sure_rate;
-            self.sure.set_rate(f64::from_bits(sure_rate), now_us);
+            self.lanes
+                .iter_mut()
+                .for_each(|lane| lane.sure.set_rate(f64::from_bits(sure_rate) * part, now_us));
         }
     }
 
-    /// Whether a request or packet of this length may be taken now. If not, take nothing until [`Pacer::wait`] has passed.
+    /// Whether so many bytes of a request or packet may be moved now. If not, move none of what goes this way until [`Pacer::wait`] has passed.
+    ///
+    /// Together with what other devices of the VM move on this host that is at most w·α·K·(1 + 2·T_W/K) in any interval K, as long as α stays and nothing is
+    /// longer than [`Pacer::at_once_bytes`].
     #[inline]
-    pub fn admit(&mut self, bytes: u64) -> bool {
-        if !(self.budget.has_room(bytes, self.now_us) && self.vm_admits(bytes)) {
-            self.refused = Some(bytes);
-            self.pacing.hold(self.now_us);
+    pub fn admit(&mut self, way: Way, bytes: u64) -> bool {
+        let now_us = self.now_us;
+        let is_own = self.lanes[way as usize].own.has_room(bytes, now_us);
+        if !(is_own || self.budget.has_room(bytes, now_us)) || !self.vm_admits(way, bytes) {
+            self.lanes[way as usize].refused = Some(bytes);
+            self.pacing.hold(now_us);
             return false;
         }
-        self.budget.admit(bytes, self.now_us);
-        self.refused = None;
-        self.pacing.release(self.now_us);
+        self.budget.take(bytes, now_us);
+        let lane = &mut self.lanes[way as usize];
+        if is_own {
+            lane.own.take(bytes, now_us);
+        }
+        lane.refused = None;
+        if self.lanes.iter().all(|lane| lane.refused.is_none()) {
+            self.pacing.release(now_us);
+        }
         self.count(bytes, 1);
         true
     }
 
-    /// The longest message that keeps to the bound of §4.5 as a whole, in bytes: what is saved up in a T_W. A longer one passes at once when so much
-    /// is there, and is paid back; it is better made of several. [`u64::MAX`] while nothing is limited.
+    /// The most that may be asked for at once, in bytes: what is saved up in a T_W of what is sure. A longer message passes
+    /// when so much is there, beyond the bound, and is paid back: it is to be moved in several pieces. [`u64::MAX`] while nothing is limited.
     #[inline]
     pub fn at_once_bytes(&self) -> u64 {
-        let own = self.budget.rate();
-        let rate = if self.is_free() { own } else { own.min(self.sure.rate()) };
+        let [Lane { own, sure, .. }, _] = &self.lanes;
+        let rate = if self.is_free() { own.rate() } else { own.rate().min(sure.rate()) };
         whole(rate * f64::from_bits(self.window_us) / 1e6)
     }
 
     /// Whether its VM may move so many bytes more here; if so, they are taken from what it may.
     #[inline]
-    fn vm_admits(&mut self, bytes: u64) -> bool {
+    fn vm_admits(&mut self, way: Way, bytes: u64) -> bool {
         if self.is_free() {
             return true;
         }
         let (vm, window_us) = (&self.pacing.vm, f64::from_bits(self.window_us));
-        if self.sure.admit(bytes, self.now_us) {
+        if self.lanes[way as usize].sure.admit(bytes, self.now_us) {
             vm.force(bytes, window_us, self.now_us);
             true
         } else {
@@ -119,23 +165,14 @@ impl Pacer {
     }
 
     /// After what time so many bytes may be taken, in µs.
-    fn wait_us(&self, bytes: u64) -> f64 {
-        let own = self.budget.wait_us(bytes, self.now_us);
+    fn wait_us(&self, lane: &Lane, bytes: u64) -> f64 {
+        let now_us = self.now_us;
+        let own = self.budget.wait_us(bytes, now_us).min(lane.own.wait_us(bytes, now_us));
         if self.is_free() {
             return own;
         }
-        let vm = self.pacing.vm.wait_us(bytes, f64::from_bits(self.window_us), self.now_us);
-        own.max(vm.min(self.sure.wait_us(bytes, self.now_us)))
-    }
-
-    /// Counts what came without being asked for, such as packets that were received.
-    #[inline]
-    pub fn charge(&mut self, bytes: u64, messages: u64) {
-        self.budget.charge(bytes, self.now_us);
-        if !self.is_free() {
-            self.pacing.vm.charge(bytes, f64::from_bits(self.window_us), self.now_us);
-        }
-        self.count(bytes, messages);
+        let vm = self.pacing.vm.wait_us(bytes, f64::from_bits(self.window_us), now_us);
+        own.max(vm.min(lane.sure.wait_us(bytes, now_us)))
     }
 
     #[inline]
@@ -144,22 +181,24 @@ impl Pacer {
         self.counted = true;
     }
 
-    /// Whether what was refused last would be refused now.
+    /// Whether what was refused last of what goes this way would be refused now.
     #[inline]
-    pub fn is_held(&self) -> bool {
-        self.refused.is_some_and(|bytes| self.wait_us(bytes) > 0.0)
+    pub fn is_held(&self, way: Way) -> bool {
+        let lane = &self.lanes[way as usize];
+        lane.refused.is_some_and(|bytes| self.wait_us(lane, bytes) > 0.0)
     }
 
     /// When to try again what was refused, if anything was. Soon, however small the share is: it may grow.
     pub fn wait(&self) -> Option<Duration> {
-        let wait_us = self.wait_us(self.refused?);
+        let waits = self.lanes.iter().filter_map(|lane| Some(self.wait_us(lane, lane.refused?)));
+        let wait_us = waits.reduce(f64::min)?;
         Some(Duration::from_secs_f64((wait_us / 1e6).clamp(1e-6, LONGEST_WAIT_S)))
     }
 
     /// The wait is over, or what waited is gone.
     pub fn resume(&mut self) {
         self.look();
-        self.refused = None;
+        self.lanes.iter_mut().for_each(|lane| lane.refused = None);
         self.pacing.release(self.now_us);
     }
 }
@@ -193,12 +232,12 @@ mod tests {
         // 1000 s of 1 byte/s may be saved up, and are.
         let (pacing, mut pacer) = paced(1.0);
         pacer.look();
-        assert!(pacer.admit(600) && pacer.admit(400));
+        assert!(pacer.admit(Way::Asked, 600) && pacer.admit(Way::Asked, 400));
         assert_eq!(pacing.moved(), (1000, 2));
         assert_eq!(pacer.wait(), None);
-        assert!(!pacer.admit(900));
+        assert!(!pacer.admit(Way::Asked, 900));
         assert_eq!(pacer.wait(), Some(Duration::from_millis(10)), "not 900 s: it may get more");
-        assert!(pacer.is_held());
+        assert!(pacer.is_held(Way::Asked));
         assert_eq!(pacing.moved(), (1000, 2));
     }
 
@@ -206,7 +245,7 @@ mod tests {
     fn time_held_back_is_told_and_ends_with_the_wait() {
         let (pacing, mut pacer) = paced(1.0);
         pacer.look();
-        assert!(pacer.admit(1000) && !pacer.admit(900));
+        assert!(pacer.admit(Way::Asked, 1000) && !pacer.admit(Way::Asked, 900));
         let began_us = pacer.now_us;
         sleep(Duration::from_millis(2));
         let later_us = Waker::now_us();
@@ -216,21 +255,21 @@ mod tests {
         assert!(held_us >= 1999.0);
         sleep(Duration::from_millis(1));
         assert!((pacing.held_us(Waker::now_us()) - held_us).abs() < 1e-6);
-        assert!(pacer.wait().is_none() && !pacer.is_held());
+        assert!(pacer.wait().is_none() && !pacer.is_held(Way::Asked));
     }
 
     #[test]
     fn a_new_share_and_a_new_window_hold_at_the_next_look() {
         let (pacing, mut pacer) = paced(1.0);
         pacer.look();
-        assert!(pacer.admit(1000) && !pacer.admit(1));
+        assert!(pacer.admit(Way::Asked, 1000) && !pacer.admit(Way::Asked, 1));
         pacing.limit(f64::INFINITY);
         pacer.look();
-        assert!(pacer.admit(1 << 40));
+        assert!(pacer.admit(Way::Asked, 1 << 40));
         pacing.limit(1e6);
         pacing.set_window(1000.0);
         pacer.look();
-        assert!(pacer.admit(1000) && !pacer.admit(1000), "1 ms of 1 MB/s");
+        assert!(pacer.admit(Way::Asked, 1000) && !pacer.admit(Way::Asked, 1000), "1 ms of 1 MB/s");
         assert!(as_f64(pacing.moved().0) > 1e12);
     }
 
@@ -241,9 +280,9 @@ mod tests {
         pacing.waker.fall_silent();
         pacer.look();
         assert!(is_silent(), "nothing moved");
-        for moves in [|pacer: &mut Pacer| assert!(pacer.admit(1)), |pacer: &mut Pacer| pacer.charge(1, 1)] {
+        for way in [Way::Asked, Way::Unasked] {
             pacing.waker.fall_silent();
-            moves(&mut pacer);
+            assert!(pacer.admit(way, 1));
             pacer.look();
             assert!(!is_silent());
             pacing.waker.fall_silent();
@@ -260,12 +299,13 @@ mod tests {
             // 100 kB, which is all that the VM may move.
             pacing.limit(1e8);
             pacing.limit_together(1e8, 4, 0.0);
-            Pacer::begin_at(pacing, 0.0)
+            Pacer::begin_at(pacing, 1.0, 0.0)
         };
         let mut devices = [device(), device(), device(), device()];
         let mut take = |device: usize, bytes: u64, now_us: f64| {
             devices[device].look_at(now_us);
-            let taken = (0..1000).take_while(|_| devices[device].admit(bytes)).count() as u64 * bytes;
+            let taken =
+                (0..1000).take_while(|_| devices[device].admit(Way::Asked, bytes)).count() as u64 * bytes;
             (taken, devices[device].wait().map(|wait| wait.as_micros()))
         };
         assert_eq!(take(0, 1000, 1e6), (100_000, Some(10)));
@@ -281,11 +321,30 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_unasked_is_paid_for_later_with_half_of_the_share_at_most() {
-        let (pacing, mut pacer) = paced(1.0);
+    fn each_way_is_sure_of_half_and_has_all_that_the_other_one_leaves() {
+        for way in [Way::Asked, Way::Unasked] {
+            let other = if way == Way::Asked { Way::Unasked } else { Way::Asked };
+            let (pacing, _) = paced(1.0);
+            let mut pacer = Pacer::of_both_ways(Arc::clone(&pacing));
+            pacer.look();
+            let mut take = |way, most: u64| (0..most).take_while(|_| pacer.admit(way, 10)).count();
+            assert_eq!(take(way, 1000), 100, "all that is saved up");
+            assert_eq!(take(other, 1000), 50, "what is its own");
+            assert_eq!(pacing.moved(), (1500, 150));
+            assert!(pacer.is_held(way) && pacer.is_held(other));
+        }
+    }
+
+    #[test]
+    fn one_way_that_goes_on_does_not_end_the_wait_of_the_other() {
+        let (pacing, _) = paced(1.0);
+        let mut pacer = Pacer::of_both_ways(Arc::clone(&pacing));
         pacer.look();
-        pacer.charge(1500, 1);
-        assert_eq!(pacing.moved(), (1500, 1));
-        assert!(pacer.admit(500) && !pacer.admit(1));
+        while pacer.admit(Way::Unasked, 100) {}
+        assert!(pacer.admit(Way::Asked, 100));
+        assert_ne!(pacing.held_since_us.load(Ordering::Relaxed), 0);
+        assert!(pacer.wait().is_some());
+        pacer.resume();
+        assert_eq!((pacing.held_since_us.load(Ordering::Relaxed), pacer.wait()), (0, None));
     }
 }

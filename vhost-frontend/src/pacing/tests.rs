@@ -14,7 +14,7 @@ use super::metered::{Metered, Moves, Part};
 use super::plan::Plan;
 use super::round::{Exchange, Exchanges};
 use super::vm_budget::VmBudget;
-use super::{Pacer, Pacing, Waker, as_f64, whole};
+use super::{Pacer, Pacing, Waker, Way, as_f64, whole};
 
 const K_US: u32 = 10_000;
 const CAPACITY: u64 = 100_000_000;
@@ -427,7 +427,7 @@ fn devices_burst_together(frontend_of: impl Fn(usize) -> usize) -> f64 {
     let pacings: Vec<Arc<Pacing>> =
         (0..=DEVICES).map(|vm| Arc::clone(pod.metered(vm).pacing().unwrap())).collect();
     let mut pacers: Vec<Pacer> =
-        pacings.iter().map(|pacing| Pacer::begin_at(Arc::clone(pacing), 0.0)).collect();
+        pacings.iter().map(|pacing| Pacer::begin_at(Arc::clone(pacing), 1.0, 0.0)).collect();
     let mut moved = Vec::new();
     let steps = 60_000_u32;
     for step in 0..steps {
@@ -438,7 +438,7 @@ fn devices_burst_together(frontend_of: impl Fn(usize) -> usize) -> f64 {
                 pacings[vm].release(now_us);
                 continue;
             }
-            while pacer.admit(MESSAGE) {
+            while pacer.admit(Way::Asked, MESSAGE) {
                 // Nothing is lent before it is known what all want.
                 if vm < DEVICES && f64::from(step) > 3.0 * k_us / STEP_US {
                     moved.push((now_us, pacings[vm].vm.rate()));

@@ -8,7 +8,7 @@ use super::flow::FLOW_BYTES;
 use crate::counters::DropReason;
 use crate::message::MAX_PACKET_BYTES;
 use crate::offloads::Offloads;
-use crate::vnet_header::{ETHERNET_BYTES, HEADER_BYTES, VnetHeader};
+use crate::vnet_header::{ETHERNET_BYTES, HEADER_BYTES, HEADER_BYTES_U32, VnetHeader};
 
 /// Packets in several pieces up to this length are put together before they are written, where the pool's hosts are not coherent.
 pub(super) const BOUNCE_BYTES: usize = 2048;
@@ -86,12 +86,42 @@ impl Rules {
             reader.read(&mut bounce[HEADER_BYTES..bytes]).map_err(|_| DropReason::BadChain)?;
             write_lines(memory, buffer.start(), bytes, bounce);
         } else {
-            // What is looked at again, to tell flows apart.
-            let front = &mut bounce[HEADER_BYTES..LOOKED_AT_BYTES];
-            reader.clone().read(front).map_err(|_| DropReason::BadChain)?;
+            let whole = (0, HEADER_BYTES_U32 + frame_bytes);
+            self.copy_part(memory, guest, chain, (frame_bytes, whole), buffer, bounce)?;
+        }
+        Ok(())
+    }
+
+    /// Copies a part of a packet, from one place in its buffer to another, of which the first is at the begin of a line. With the first part its header is
+    /// checked; with the last one `bounce` has its front where the pool's hosts are not coherent.
+    pub(super) fn copy_part<M: Memory>(
+        self,
+        memory: &M,
+        guest: &GuestMemory,
+        chain: &Chain,
+        (frame_bytes, (mut from, to)): (u32, (u32, u32)),
+        buffer: Buffer,
+        bounce: &mut [u8],
+    ) -> Result<(), DropReason> {
+        let bad_chain = |_| DropReason::BadChain;
+        let mut reader = ChainReader::new(guest, chain.readable());
+        if from == 0 {
+            let mut raw = [0; HEADER_BYTES];
+            reader.read(&mut raw[..self.header_bytes]).map_err(bad_chain)?;
             // Written back with the front of the frame, which lies in the same line.
-            memory.write(buffer.start(), &clean);
-            reader.stream_to_pool(memory, payload, frame_bytes.into()).map_err(|_| DropReason::BadChain)?;
+            memory.write(buffer.start(), &self.clean(raw, frame_bytes)?.to_bytes());
+            from = HEADER_BYTES_U32;
+        } else {
+            reader.skip(self.header_bytes as u64 + u64::from(from - HEADER_BYTES_U32)).map_err(bad_chain)?;
+        }
+        let at = buffer.start().saturating_add(from.into());
+        reader.stream_to_pool(memory, at, (to - from).into()).map_err(bad_chain)?;
+        if !M::COHERENT && to == HEADER_BYTES_U32 + frame_bytes {
+            // What is looked at again, to tell flows apart.
+            let front = LOOKED_AT_BYTES.min(to as usize);
+            let mut reader = ChainReader::new(guest, chain.readable());
+            reader.skip(self.header_bytes as u64).map_err(bad_chain)?;
+            reader.read(&mut bounce[HEADER_BYTES..front]).map_err(bad_chain)?;
         }
         Ok(())
     }

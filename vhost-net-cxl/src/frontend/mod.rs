@@ -7,6 +7,8 @@
 mod announcing;
 mod buffers;
 mod copying;
+mod cutting;
+mod delivering;
 mod device;
 mod discarding;
 mod flow;
@@ -20,6 +22,7 @@ mod receive;
 mod receive_run;
 mod transmit;
 mod under_way;
+mod waiting;
 mod walks;
 
 use std::collections::HashMap;
@@ -93,6 +96,8 @@ pub struct Frontend<M: Memory> {
     channels: Vec<Channel<M>>,
     ports: Vec<Port>,
     by_lease: HashMap<LeaseId, usize, IdHash>,
+    /// Whose frames wait for a share of the fabric.
+    held: Vec<LeaseId>,
     inbox: Vec<[u64; 2]>,
     receive_scratch: receive::Scratch,
     transmit_scratch: transmit::Scratch,
@@ -116,6 +121,7 @@ impl<M: Memory> Frontend<M> {
             channels: Vec::new(),
             ports: Vec::new(),
             by_lease: HashMap::default(),
+            held: Vec::new(),
             inbox: vec![[0; 2]; MESSAGES_PER_LOOK],
             receive_scratch: receive::Scratch::new(),
             transmit_scratch: transmit::Scratch::new(),
@@ -149,6 +155,7 @@ impl<M: Memory> Frontend<M> {
         self.channels.retain(|channel| channel.end.object().id != object.id);
         self.channels.push(Channel::new(end));
         // The other side knows nothing of what went over the old rings.
+        self.forget_waiting(object.id);
         for port in &mut self.ports {
             port.channel_renewed(object.id);
         }
@@ -167,8 +174,9 @@ impl<M: Memory> Frontend<M> {
 
     fn apply_port(&mut self, object: PortObject) -> Result<(), String> {
         let lease = object.lease;
-        if let Some(port) = self.by_lease.get(&lease) {
-            self.ports[*port].update(object);
+        if let Some(port) = self.by_lease.get(&lease).copied() {
+            self.ports[port].update(object);
+            self.drop_unheard(port);
             self.keep_room();
             return Ok(());
         }
@@ -179,6 +187,8 @@ impl<M: Memory> Frontend<M> {
             return Err(format!("the guest memory of {lease} lies outside of the pool"));
         }
         self.by_lease.insert(lease, self.ports.len());
+        // One place for each.
+        self.held.reserve(self.ports.len() + 1);
         self.ports.push(Port::new(object, self.book.open(lease), self.pool_file));
         self.keep_room();
         Ok(())
@@ -187,9 +197,14 @@ impl<M: Memory> Frontend<M> {
     /// Has this object no longer.
     pub fn remove(&mut self, id: &ObjectId, mut sources: Option<&mut Sources>) {
         match id {
-            ObjectId::Channel(channel) => self.channels.retain(|it| it.end.object().id != *channel),
+            ObjectId::Channel(channel) => {
+                self.forget_waiting(*channel);
+                self.channels.retain(|it| it.end.object().id != *channel);
+            }
             ObjectId::Port(lease) => {
-                let Some(place) = self.by_lease.remove(lease) else { return };
+                let Some(place) = self.by_lease.get(lease).copied() else { return };
+                self.dismiss_all(place);
+                self.by_lease.remove(lease);
                 let port = &mut self.ports[place];
                 for index in 0..port.ring_count() {
                     stop_ring(port, index, sources.as_deref_mut());
@@ -277,8 +292,9 @@ impl<M: Memory> Frontend<M> {
 
     /// Takes what a guest sends, and tells it what became of that.
     fn serve_guest(&mut self, place: usize) -> bool {
+        let mut busy = self.deliver_waiting(place);
         let port = &mut self.ports[place];
-        let mut busy = port.discard(&mut self.transmit_scratch);
+        busy |= port.discard(&mut self.transmit_scratch);
         busy |= port.transmit(&self.memory, &mut self.channels, &mut self.transmit_scratch);
         if !port.stopping.is_empty() {
             port.finish_stopping();
@@ -315,7 +331,10 @@ impl<M: Memory> Frontend<M> {
     /// Holds a port to a share of the fabric, or no longer.
     pub fn pace(&mut self, lease: LeaseId, pacing: Option<Arc<Pacing>>) {
         if let Some(port) = self.port(lease) {
-            port.pacer = pacing.map(Pacer::new);
+            port.pacer = pacing.map(Pacer::of_both_ways);
+            if port.pacer.is_some() {
+                port.waiting.prepare();
+            }
         }
     }
 

@@ -14,12 +14,14 @@ use virtio_bindings::virtio_net::VIRTIO_NET_F_MRG_RXBUF;
 
 use super::announcing::Announcement;
 use super::buffers::TransmitBuffers;
+use super::cutting::Cut;
 use super::flow_queues::FlowQueues;
 use super::lending::Stopping;
 use super::limiting::{receive_limit, receives_alike};
 use super::rails::{RailSet, Rails};
 use super::receive::Channel;
 use super::under_way::{UNDER_WAY_MAX, UnderWay};
+use super::waiting::Waiting;
 use super::walks::Walks;
 use crate::counters::{DropReason, LeaseCounters};
 use crate::message::{MAX_PACKET_BYTES, NetMessage, Opcode};
@@ -68,6 +70,10 @@ pub(super) struct Port {
     pub(super) minimum: Option<RateLimiter>,
     /// Holds it to its share of the fabric, if it has one.
     pub(super) pacer: Option<Pacer>,
+    /// Of the packet that is copied in pieces.
+    pub(super) cut: Option<Cut>,
+    /// What has arrived and has to wait for its share of the fabric.
+    pub(super) waiting: Waiting,
     /// It has sent as much as it may for now.
     pub(super) throttled: bool,
     /// It found no room in its channel when it was served last.
@@ -118,6 +124,8 @@ impl Port {
             limiter,
             minimum,
             pacer: None,
+            cut: None,
+            waiting: Waiting::new(),
             throttled: false,
             held_back: 0,
             without_room: false,
@@ -287,6 +295,7 @@ impl Port {
     pub(super) fn start_ring(&mut self, mut ring: Ring) {
         let index = usize::from(ring.index());
         self.patience_ends = None;
+        self.waiting.queue_changed(index);
         self.set_features(ring.features());
         ring.set_limits(ChainLimits { segments: SEGMENTS_MAX, bytes: chain_bytes_max() });
         ring.disable_notifications();
@@ -300,6 +309,10 @@ impl Port {
     /// Lets go of a ring. What it sent lies in the pool and goes on, unless it is lent; its descriptors are returned now.
     pub(super) fn take_ring(&mut self, index: u16) -> Option<Ring> {
         let mut ring = self.rings.get_mut(usize::from(index))?.take()?;
+        self.waiting.queue_changed(usize::from(index));
+        if let Some(cut) = self.cut.take_if(|cut| cut.ring == usize::from(index)) {
+            self.buffers.free(cut.buffer);
+        }
         for _ in 0..self.under_way.let_go(&mut ring) {
             self.counters.count_drop(DropReason::QueueStopped);
         }

@@ -6,18 +6,16 @@
 
 use std::time::Instant;
 
-use cxl_pool::{ByteOffset, LINE_BYTES, Memory};
-use vhost_frontend::{Chain, ChainWriter, GuestView, Next, Ring};
-use vm_memory::Bytes;
+use cxl_pool::{LINE_BYTES, Memory};
+use pod_protocol::ids::LeaseId;
+use vhost_frontend::Chain;
 
 use super::Frontend;
+use super::delivering::{Part, deliver, frame_bytes};
 use super::port::Port;
-use super::walks::Walks;
 use crate::channel_end::ChannelEnd;
 use crate::counters::DropReason;
-use crate::message::{MAX_PACKET_BYTES, NetMessage, Opcode, Run, Status};
-use crate::offloads::Offloads;
-use crate::vnet_header::{HEADER_BYTES, VnetHeader};
+use crate::message::{NetMessage, Opcode, Run, Status};
 
 /// Receive buffers of a guest that one packet may take: the longest packet in buffers of half a page.
 pub(super) const CHAINS_MAX: usize = 64;
@@ -69,7 +67,13 @@ pub(super) struct Ahead {
 impl Ahead {
     /// Asks for what arrives in messages from `place` on, as far ahead as is good.
     #[inline]
-    pub(super) fn fetch<M: Memory>(&mut self, memory: &M, inbox: &[[u64; 2]], place: usize) {
+    pub(super) fn fetch<M: Memory>(
+        &mut self,
+        memory: &M,
+        held: &[LeaseId],
+        inbox: &[[u64; 2]],
+        place: usize,
+    ) {
         if M::COHERENT {
             return;
         }
@@ -82,7 +86,9 @@ impl Ahead {
             && let Some(words) = inbox.get(self.next)
         {
             self.next += 1;
-            let Some(message) = arrival(memory, words) else { continue };
+            // What waits for its share of the fabric moves nothing yet.
+            let message = arrival(memory, words).filter(|message| !held.contains(&message.lease));
+            let Some(message) = message else { continue };
             for at in (0..u64::from(message.bytes)).step_by(LINE_BYTES) {
                 memory.prefetch(message.line.bytes().saturating_add(at));
             }
@@ -116,6 +122,8 @@ pub(super) struct Scratch {
     pub(super) dry: Option<(usize, usize)>,
     /// Counts the looks at channels.
     pub(super) look: u64,
+    /// The pieces of a frame that waited.
+    pub(super) frame: Vec<NetMessage>,
     /// The time of this look, once somebody has asked for it.
     now: Option<Instant>,
 }
@@ -134,8 +142,16 @@ impl Scratch {
             filled: Filled { queue: None, used: Vec::with_capacity(FILLED_MAX + CHAINS_MAX) },
             dry: None,
             look: 0,
+            frame: Vec::with_capacity(PIECES_MAX),
             now: None,
         }
+    }
+
+    /// Begins to look at what has arrived.
+    pub(super) fn begin_look(&mut self) {
+        self.dry = None;
+        self.look += 1;
+        self.now = None;
     }
 }
 
@@ -166,9 +182,7 @@ impl<M: Memory> Frontend<M> {
         let mut inbox = std::mem::take(&mut self.inbox);
         let count = channel.end.receive(&mut inbox);
         self.invalidate_arrivals(&inbox[..count]);
-        self.receive_scratch.dry = None;
-        self.receive_scratch.look += 1;
-        self.receive_scratch.now = None;
+        self.receive_scratch.begin_look();
         let (all, mut next) = (&inbox[..count], 0);
         let mut ahead = Ahead::default();
         while let Some(words) = all.get(next) {
@@ -177,7 +191,7 @@ impl<M: Memory> Frontend<M> {
             if together > 0 {
                 continue;
             }
-            ahead.fetch(&self.memory, all, next);
+            ahead.fetch(&self.memory, &self.held, all, next);
             next += 1;
             let Some(message) = NetMessage::decode(*words) else {
                 self.channels[place].end.counters().unreadable.add(1);
@@ -254,23 +268,27 @@ impl<M: Memory> Frontend<M> {
     fn finish(&mut self, place: usize, pieces: &[NetMessage], whole: Result<(), DropReason>) {
         let Some(first) = pieces.first() else { return };
         let id = self.channels[place].end.object().id;
-        if let Some(index) = self.by_lease.get(&first.lease) {
-            let port = &mut self.ports[*index];
+        if let Some(index) = self.by_lease.get(&first.lease).copied() {
+            let (port, frame_bytes) = (&mut self.ports[index], frame_bytes(pieces));
             let outcome = match whole {
                 Ok(()) if !port.hears_of(id, first.generation) => Err(DropReason::Stale),
                 Ok(()) if !port.may_receive(&mut self.receive_scratch.now) => Err(DropReason::RateLimit),
-                Ok(()) => deliver(&self.memory, &mut self.ports, *index, pieces, &mut self.receive_scratch),
+                Ok(()) if !port.may_take(frame_bytes) => {
+                    self.let_wait(place, index, pieces);
+                    return;
+                }
+                Ok(()) => {
+                    let (all, scratch) = (Part { from: 0, to: frame_bytes }, &mut self.receive_scratch);
+                    deliver(&self.memory, &mut self.ports, index, pieces, all, scratch)
+                }
                 Err(reason) => Err(reason),
             };
-            let port = &mut self.ports[*index];
+            let port = &mut self.ports[index];
             match outcome {
-                Ok(frame_bytes) => {
+                Ok(()) => {
                     port.counters.count_rx(frame_bytes);
                     if let Some(limiter) = &mut port.receive_limit {
                         limiter.charge(1, frame_bytes.into());
-                    }
-                    if let Some(pacer) = &mut port.pacer {
-                        pacer.charge(frame_bytes.into(), 1);
                     }
                 }
                 Err(reason) => port.counters.count_drop(reason),
@@ -280,205 +298,5 @@ impl<M: Memory> Frontend<M> {
         }
         let done = NetMessage { opcode: Opcode::ReceiveDone, more: false, ..*first };
         self.channels[place].end.complete(done, Status::Sent);
-    }
-}
-
-/// Copies a packet into its guest's buffers. Returns the length of its frame.
-#[inline]
-fn deliver<M: Memory>(
-    memory: &M,
-    ports: &mut [Port],
-    index: usize,
-    pieces: &[NetMessage],
-    scratch: &mut Scratch,
-) -> Result<u32, DropReason> {
-    let port = &mut ports[index];
-    let total: u64 = pieces.iter().map(|piece| u64::from(piece.bytes)).sum();
-    let first = &pieces[0];
-    if total > MAX_PACKET_BYTES || first.bytes as usize <= HEADER_BYTES {
-        return Err(DropReason::BadMessage);
-    }
-    let frame_bytes = u32::try_from(total - HEADER_BYTES as u64).map_err(|_| DropReason::BadMessage)?;
-    let mut raw = [0; HEADER_BYTES];
-    memory.read(first.line.bytes(), &mut raw);
-    let header = received_header(raw, frame_bytes, port.accepts)?;
-    let queue = port.queue_for(memory, first).ok_or(DropReason::NoGuestQueue)?;
-    if scratch.dry == Some((index, queue)) || !ports[index].walks.may_go_on(scratch.look) {
-        return Err(DropReason::NoGuestBuffers);
-    }
-    scratch.filled.show_unless(Some((index, queue)), ports);
-    let port = &mut ports[index];
-    let (header_bytes, merges) = (port.header_bytes, port.merges);
-    let ring = port.rings[queue].as_mut().ok_or(DropReason::NoGuestQueue)?;
-    let needed = header_bytes as u64 + u64::from(frame_bytes);
-    let used = &mut scratch.filled.used;
-    let taken = take_chains(ring, (&mut scratch.chains, used), header_bytes, needed, merges, &mut port.walks);
-    let count = match taken {
-        Ok(0) => {
-            scratch.dry = Some((index, queue));
-            return Err(DropReason::NoGuestBuffers);
-        }
-        Ok(count) => count,
-        Err(reason) => return Err(reason),
-    };
-    let header = VnetHeader { buffers: u16::try_from(count).unwrap_or(u16::MAX), ..header };
-    let before = used.len();
-    let header = &header.to_bytes()[..header_bytes];
-    if write_packet(memory, ring, &scratch.chains[..count], used, header, pieces) {
-        return Ok(frame_bytes);
-    }
-    // Given back with nothing in them.
-    used[before..].iter_mut().for_each(|(_, written)| *written = 0);
-    Err(DropReason::BadChain)
-}
-
-/// Checks the header of a frame that has arrived against what the guest's driver accepts.
-#[inline]
-pub(super) fn received_header(
-    raw: [u8; HEADER_BYTES],
-    frame_bytes: u32,
-    accepts: Offloads,
-) -> Result<VnetHeader, DropReason> {
-    /// The checksum was found valid: the driver need not look.
-    const CHECKSUM_VALID: u8 = 2;
-    let header = VnetHeader::parse(raw);
-    if !accepts.contains(header.required()) {
-        return Err(DropReason::ReceiverOffloads);
-    }
-    let mut clean = header.check(frame_bytes, u16::MAX, accepts).map_err(|_| DropReason::BadHeader)?;
-    if accepts.contains(Offloads::CHECKSUM) && !clean.needs_checksum() {
-        clean.flags |= header.flags & CHECKSUM_VALID;
-    }
-    Ok(clean)
-}
-
-/// Takes as many of the guest's buffers as the packet needs, or none: 0 if there are none at all. A bad one is noted in `used`, behind
-/// those that were filled before: a successor would begin at the used index, and take the others for it.
-fn take_chains(
-    ring: &mut Ring,
-    (chains, used): (&mut [Chain], &mut Vec<(u16, u32)>),
-    header_bytes: usize,
-    needed: u64,
-    merges: bool,
-    walks: &mut Walks,
-) -> Result<usize, DropReason> {
-    let most = if merges { chains.len() } else { 1 };
-    let mut room = 0;
-    let mut count = 0;
-    let outcome = loop {
-        if count == most {
-            break Err(DropReason::NoGuestBuffers);
-        }
-        let next = ring.next_chain(&mut chains[count]);
-        if matches!(next, Ok(Next::Chain | Next::Malformed(_))) {
-            walks.note(&chains[count..=count]);
-        }
-        match next {
-            Ok(Next::Chain) if chains[count].writable_bytes() >= header_bytes as u64 => {
-                room += chains[count].writable_bytes();
-                count += 1;
-                if room >= needed {
-                    return Ok(count);
-                }
-            }
-            // A bad buffer at the front costs the guest that buffer and this packet. Behind good ones it has to wait
-            // until it is at the front, since buffers are put back in order.
-            Ok(Next::Chain | Next::Malformed(_)) if count == 0 => {
-                used.push((chains[0].head(), 0));
-                return Err(DropReason::BadChain);
-            }
-            Ok(Next::Chain | Next::Malformed(_)) => {
-                count += 1;
-                break Err(DropReason::BadChain);
-            }
-            Ok(Next::Empty) if count == 0 => return Ok(0),
-            Ok(Next::Empty) => break Err(DropReason::NoGuestBuffers),
-            Err(error) => {
-                tracing::warn!(queue = ring.index(), %error, "a guest broke its queue");
-                return Err(DropReason::NoGuestQueue);
-            }
-        }
-    };
-    for chain in chains[..count].iter().rev() {
-        ring.put_back(chain);
-    }
-    outcome
-}
-
-/// Writes the header and all pieces over the chains, and notes how much went into each. False if the guest's memory
-/// went away meanwhile; the chains are used up all the same.
-#[inline]
-pub(super) fn write_packet<M: Memory>(
-    memory: &M,
-    ring: &Ring,
-    chains: &[Chain],
-    used: &mut Vec<(u16, u32)>,
-    header: &[u8],
-    pieces: &[NetMessage],
-) -> bool {
-    if let ([chain], [piece]) = (chains, pieces)
-        && let [segment] = chain.writable()
-        && let Some(buffer) = GuestView::new(ring.memory()).slice(segment.address, segment.bytes as usize)
-    {
-        // One buffer, one piece: nearly all packets.
-        let payload = piece.bytes as usize - HEADER_BYTES;
-        let written = header.len() + payload;
-        let from = piece.line.bytes().saturating_add(HEADER_BYTES as u64);
-        return match buffer.subslice(header.len(), payload) {
-            Ok(rest) if buffer.write_slice(header, 0).is_ok() => {
-                memory.copy_to(from, &rest);
-                if let Some(log) = ring.memory().log() {
-                    log.mark(segment.address, written as u64);
-                }
-                used.push((chain.head(), u32::try_from(written).unwrap_or(u32::MAX)));
-                true
-            }
-            // There was room when the chains were taken.
-            _ => {
-                used.push((chain.head(), 0));
-                false
-            }
-        };
-    }
-    let mut fine = true;
-    let mut source = Source { pieces, consumed: HEADER_BYTES as u64 };
-    for (position, chain) in chains.iter().enumerate() {
-        let mut writer = ChainWriter::new(ring.memory(), chain.writable());
-        let room = writer.left();
-        if position == 0 {
-            fine &= writer.write(header).is_ok();
-        }
-        while fine
-            && writer.left() > 0
-            && let Some((at, bytes)) = source.take(writer.left())
-        {
-            fine &= writer.copy_from_pool(memory, at, bytes).is_ok();
-        }
-        let written = if fine { room - writer.left() } else { 0 };
-        used.push((chain.head(), u32::try_from(written).unwrap_or(u32::MAX)));
-    }
-    fine
-}
-
-/// The bytes of a packet that are not delivered yet.
-struct Source<'a> {
-    pieces: &'a [NetMessage],
-    /// Bytes of the first piece that are behind us.
-    consumed: u64,
-}
-
-impl Source<'_> {
-    /// The next run of at most `most` bytes.
-    fn take(&mut self, most: u64) -> Option<(ByteOffset, u64)> {
-        let first = self.pieces.first()?;
-        let left = u64::from(first.bytes) - self.consumed;
-        let at = first.line.bytes().saturating_add(self.consumed);
-        let bytes = left.min(most);
-        self.consumed += bytes;
-        if bytes == left {
-            self.pieces = &self.pieces[1..];
-            self.consumed = 0;
-        }
-        Some((at, bytes))
     }
 }

@@ -3,9 +3,11 @@
 
 use cxl_pool::Memory;
 use vhost_frontend::Chain;
+use vhost_frontend::pacing::{Pacer, Way};
 
 use super::Frontend;
-use super::receive::{Ahead, CHAINS_MAX, lies_in_pool, received_header, write_packet};
+use super::delivering::{received_header, write_packet};
+use super::receive::{Ahead, CHAINS_MAX, lies_in_pool};
 use crate::counters::DropReason;
 use crate::message::{self, NetMessage, Opcode, Status};
 use crate::vnet_header::{HEADER_BYTES, HEADER_BYTES_U32, VnetHeader};
@@ -31,6 +33,7 @@ impl<M: Memory> Frontend<M> {
         let port = &mut self.ports[index];
         // Where it is limited, each of them is judged by itself.
         let together = port.hears_of(id, first.generation) && port.receive_limit.is_none();
+        let together = together && port.waiting.is_empty();
         let Some(queue) = port.only_queue().filter(|_| together) else { return 0 };
         let scratch = &mut self.receive_scratch;
         if scratch.dry == Some((index, queue)) || !port.walks.may_go_on(scratch.look) {
@@ -51,7 +54,7 @@ impl<M: Memory> Frontend<M> {
         let (mut delivered, mut packets, mut bytes, mut used_chains) = (0, 0, 0, 0);
         for words in &messages[..wanted] {
             let Some(chain) = scratch.chains[..taken].get(used_chains) else { break };
-            ahead.fetch(&self.memory, inbox, next + delivered);
+            ahead.fetch(&self.memory, &self.held, inbox, next + delivered);
             let Some(message) = NetMessage::decode(*words).filter(|it| self_contained(&self.memory, it))
             else {
                 break;
@@ -64,6 +67,10 @@ impl<M: Memory> Frontend<M> {
             self.memory.read(message.line.bytes(), &mut raw);
             match received_header(raw, frame_bytes, port.accepts) {
                 Ok(header) => {
+                    if port.pacer.as_mut().is_some_and(|pacer| !admits(pacer, frame_bytes)) {
+                        // It is asked again by itself, and waits.
+                        break;
+                    }
                     let header = VnetHeader { buffers: 1, ..header }.to_bytes();
                     let (chains, used) = (std::slice::from_ref(chain), &mut scratch.filled.used);
                     used_chains += 1;
@@ -92,9 +99,6 @@ impl<M: Memory> Frontend<M> {
         }
         port.counters.rx_packets.add(packets);
         port.counters.rx_bytes.add(bytes);
-        if let Some(pacer) = &mut port.pacer {
-            pacer.charge(bytes, packets);
-        }
         delivered
     }
 }
@@ -103,6 +107,12 @@ impl<M: Memory> Frontend<M> {
 #[inline]
 fn self_contained<M: Memory>(memory: &M, message: &NetMessage) -> bool {
     !message.more && lies_in_pool(memory, message) && message.bytes > HEADER_BYTES_U32
+}
+
+/// Whether a frame may be copied now, as a whole.
+#[inline]
+fn admits(pacer: &mut Pacer, frame_bytes: u32) -> bool {
+    u64::from(frame_bytes) <= pacer.at_once_bytes() && pacer.admit(Way::Unasked, frame_bytes.into())
 }
 
 #[inline]

@@ -8,12 +8,13 @@ use std::time::Instant;
 use cxl_pool::Memory;
 use pod_protocol::ids::ChannelId;
 use pod_protocol::objects::Route;
-use vhost_frontend::pacing::Pacer;
+use vhost_frontend::pacing::Way;
 use vhost_frontend::{Buffer, Chain, GuestView};
 
 use super::PACKETS_PER_TURN;
 use super::announcing::Announcement;
 use super::copying::{BOUNCE_BYTES, Rules};
+use super::cutting::{Copied, Cut};
 use super::flow::{FLOW_BYTES, flow_hash};
 use super::lending::Ranges;
 use super::port::Port;
@@ -99,7 +100,7 @@ impl Port {
 
     /// Whether it has used up its share of the fabric for now.
     fn is_held(&self) -> bool {
-        self.pacer.as_ref().is_some_and(Pacer::is_held)
+        self.pacer.as_ref().is_some_and(|pacer| pacer.is_held(Way::Asked))
     }
 
     fn is_below_minimum(&mut self) -> bool {
@@ -241,7 +242,10 @@ impl Port {
             if held {
                 // A packet that waits for its share of the fabric is the next one: short ones of other queues would use up what is
                 // saved for it again and again. Nor does a queue that has just had a part of the share have the next as well.
-                self.first_queue = (queue + usize::from(packets > 0)) % queues;
+                self.first_queue = match &self.cut {
+                    Some(cut) => cut.ring / 2,
+                    None => (queue + usize::from(packets > 0)) % queues,
+                };
                 return taken;
             }
         }
@@ -293,37 +297,55 @@ impl Port {
                 Err(reason) => self.counters.count_drop(reason),
                 Ok(frame_bytes) => {
                     let whole = frame_bytes + HEADER_BYTES_U32;
-                    let ranges = ranges.find(&self.pool_map, chain, rules.header_bytes, whole);
-                    let needed = ranges.map_or(whole, |_| scattered::BUFFER_BYTES);
-                    // What follows has to wait as well.
-                    let Some(buffer) = self.buffers.alloc(needed) else { break };
-                    if let Some(pacer) = &mut self.pacer
-                        && !pacer.admit(whole.into())
-                    {
-                        self.buffers.free(buffer);
-                        held = true;
-                        break;
-                    }
-                    let written = match ranges {
-                        Some(ranges) => rules.scatter(
-                            memory,
-                            (guest, &view),
-                            chain,
-                            (frame_bytes, ranges),
-                            buffer,
-                            bounce,
-                        ),
-                        None => rules.copy(memory, (guest, &view), chain, frame_bytes, buffer, bounce),
+                    let cut = self.pacer.as_mut().filter(|pacer| u64::from(whole) > pacer.at_once_bytes());
+                    let ranges = if cut.is_none() {
+                        ranges.find(&self.pool_map, chain, rules.header_bytes, whole)
+                    } else {
+                        // The backend would read all of it at once.
+                        None
+                    };
+                    let (buffer, written) = if let Some(pacer) = cut {
+                        let (of_port, what) = ((&mut self.buffers, pacer), (index, chain, frame_bytes));
+                        match Cut::advance(&mut self.cut, of_port, (memory, rules, guest), what, bounce) {
+                            Copied::NoBuffer => break,
+                            Copied::InPart => {
+                                held = true;
+                                break;
+                            }
+                            Copied::Refused(reason) => (None, Err(reason)),
+                            Copied::Whole(buffer) => (Some(buffer), Ok(())),
+                        }
+                    } else {
+                        let needed = ranges.map_or(whole, |_| scattered::BUFFER_BYTES);
+                        // What follows has to wait as well.
+                        let Some(buffer) = self.buffers.alloc(needed) else { break };
+                        if let Some(pacer) = &mut self.pacer
+                            && !pacer.admit(Way::Asked, whole.into())
+                        {
+                            self.buffers.free(buffer);
+                            held = true;
+                            break;
+                        }
+                        let of_guest = (guest, &view);
+                        let written = match ranges {
+                            Some(ranges) => {
+                                let of_frame = (frame_bytes, ranges);
+                                rules.scatter(memory, of_guest, chain, of_frame, buffer, bounce)
+                            }
+                            None => rules.copy(memory, of_guest, chain, frame_bytes, buffer, bounce),
+                        };
+                        (Some(buffer), written)
                     };
                     match written {
                         Ok(()) => {
                             packets += 1;
                             bytes += u64::from(frame_bytes);
                             let (spreads, by_queue) = (!self.rails.is_single(), self.rails.is_by_queue());
-                            let flow = if steers || spreads && !by_queue {
-                                flow_of(memory, buffer, bounce, frame_bytes)
-                            } else {
-                                0
+                            let flow = match buffer {
+                                Some(buffer) if steers || spreads && !by_queue => {
+                                    flow_of(memory, buffer, bounce, frame_bytes)
+                                }
+                                _ => 0,
                             };
                             if steers {
                                 self.flow_queues.note(flow, pair);
@@ -332,7 +354,7 @@ impl Port {
                                 packet.flow = if by_queue { u32::from(pair) } else { flow };
                                 packet.rail = self.rails.rail_of(packet.flow);
                             }
-                            packet.buffer = Some(buffer);
+                            packet.buffer = buffer;
                             packet.bytes = whole;
                             packet.lent = ranges.is_some();
                             zero_copy += u64::from(packet.lent);
@@ -340,7 +362,7 @@ impl Port {
                             packet.state = State::Waiting;
                         }
                         Err(reason) => {
-                            self.buffers.free(buffer);
+                            buffer.into_iter().for_each(|buffer| self.buffers.free(buffer));
                             self.counters.count_drop(reason);
                         }
                     }

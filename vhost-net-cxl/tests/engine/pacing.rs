@@ -1,5 +1,7 @@
 //! Guests that are held to a share of the fabric, by a real meter whose next K is an hour away: what it decided stands.
 
+use std::time::Instant;
+
 use cxl_pool::{Area, HostId, LineCount};
 use pod_protocol::ids::InstanceId;
 use pod_protocol::objects::{
@@ -10,7 +12,7 @@ use vhost_frontend::pacing::Meter;
 
 use crate::echo::frame;
 use crate::guest::Guest;
-use crate::pod::{all_features, area, lease, mac, port, route};
+use crate::pod::{all_features, area, connect, lease, mac, port, route};
 use crate::switching::{Neighbours, neighbours, transmit_area};
 
 const BUFFER_BYTES: u32 = 2048;
@@ -106,22 +108,135 @@ fn what_is_beyond_a_share_waits_in_the_queue_and_is_not_lost() {
 }
 
 #[test]
-fn what_a_guest_receives_is_part_of_its_share() {
-    for mut pod in neighbours("", &[all_features(); 2]) {
+fn what_a_guest_receives_waits_for_its_share_and_is_not_lost() {
+    for mut pod in neighbours("", &[all_features(); 3]) {
         let mut meter = meter(&pod);
         pace(&mut pod, &mut meter, 1);
-        // Nobody can hold these back: they come, and are counted.
         send(&mut pod, 2, 1, 0..30);
-        assert_eq!(received(&mut pod, 1), (0..30).collect::<Vec<_>>());
+        let mut arrived = received(&mut pod, 1);
+        assert_eq!(arrived, (0..11).collect::<Vec<_>>(), "all that is saved up");
         let told = said(&meter, 1);
-        assert_eq!((told.bytes, told.messages, told.held_us), (30 * (PACKET_BYTES - 12), 30, 0));
-        send(&mut pod, 1, 2, 30..40);
-        let sent = received(&mut pod, 2);
-        assert_eq!(sent, [30, 31, 32, 33, 34], "half of what it saved up pays for what it received");
+        assert_eq!((told.bytes, told.messages), (11 * (PACKET_BYTES - 12), 11));
+        // Its neighbour is none the worse for it, and who sent has its buffers back.
+        assert_eq!(pod.guests[1].transmit.reclaim_pairs().len(), 30);
+        send(&mut pod, 2, 3, 100..130);
+        assert_eq!(received(&mut pod, 3), (100..130).collect::<Vec<_>>());
+        // Others cannot silence a guest by sending to it.
+        send(&mut pod, 1, 3, 30..40);
+        assert_eq!(received(&mut pod, 3), (30..35).collect::<Vec<_>>(), "half is its own");
+        pod.frontend.task.retry();
+        pod.settle();
+        assert_eq!(received(&mut pod, 1), [0; 0]);
+        assert!(said(&meter, 1).held_us > 0);
         // A device that is measured no more moves what it likes.
         pod.frontend.task.pace(lease(1), None);
         pod.settle();
-        assert_eq!(received(&mut pod, 2), (35..40).collect::<Vec<_>>());
+        arrived.extend(received(&mut pod, 1));
+        assert_eq!(arrived, (0..30).collect::<Vec<_>>());
+        assert_eq!(received(&mut pod, 3), (35..40).collect::<Vec<_>>());
+        assert_eq!(pod.frontend.lease(1).drops, [].into());
+    }
+}
+
+#[test]
+fn of_what_waits_for_its_share_the_newest_is_kept_and_the_rest_is_dropped_for_this_guest_alone() {
+    for mut pod in neighbours("", &[all_features(); 3]) {
+        let mut meter = meter(&pod);
+        pace(&mut pod, &mut meter, 1);
+        for first in (0..200).step_by(10) {
+            for to in [1, 3] {
+                send(&mut pod, 2, to, first..first + 10);
+                assert_eq!(pod.guests[1].transmit.reclaim_pairs().len(), 10);
+            }
+            assert_eq!(received(&mut pod, 3), (first..first + 10).collect::<Vec<_>>());
+        }
+        assert_eq!(received(&mut pod, 1), (0..11).collect::<Vec<_>>());
+        assert_eq!(pod.frontend.lease(1).drops, [("fabric-share".to_owned(), 200 - 11 - 48)].into());
+        assert_eq!(pod.backend.lease(1).drops, [].into(), "the backend knows nothing of it");
+        meter.share_nothing();
+        pod.settle();
+        assert_eq!(received(&mut pod, 1), (152..200).collect::<Vec<_>>());
+        // All buffers went back.
+        send(&mut pod, 2, 1, 0..30);
+        assert_eq!(received(&mut pod, 1), (0..30).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn what_waits_is_not_delivered_any_more_once_its_route_was_left() {
+    for mut pod in neighbours("", &[all_features(); 2]) {
+        let mut meter = meter(&pod);
+        pace(&mut pod, &mut meter, 1);
+        send(&mut pod, 2, 1, 0..30);
+        assert_eq!(received(&mut pod, 1).len(), 11);
+        pod.frontend.apply(Object::Port(port(1, transmit_area(1), route(2, 2), None)));
+        pod.frontend.task.pace(lease(1), None);
+        pod.settle();
+        assert_eq!(received(&mut pod, 1), [0; 0]);
+        assert_eq!(pod.frontend.lease(1).drops, [("stale-generation".to_owned(), 19)].into());
+        // Nor over a channel that begins anew.
+    }
+    for mut pod in neighbours("", &[all_features(); 2]) {
+        let mut meter = meter(&pod);
+        pace(&mut pod, &mut meter, 1);
+        send(&mut pod, 2, 1, 0..30);
+        connect(&mut pod.frontend, &mut pod.backend, 2);
+        pod.frontend.task.pace(lease(1), None);
+        pod.settle();
+        assert_eq!(received(&mut pod, 1).len(), 11);
+        assert_eq!(pod.guests[1].transmit.reclaim_pairs().len(), 30);
+        send(&mut pod, 2, 1, 40..50);
+        assert_eq!(received(&mut pod, 1), (40..50).collect::<Vec<_>>());
+    }
+}
+
+/// A TCP segment of this length between guests, that is still to be cut in pieces of 1448 bytes, and its header.
+fn long(from: u8, to: u8, bytes: usize) -> ([u8; 12], Vec<u8>) {
+    let mut long = between(from, to, 0);
+    let rest = (FRAME_BYTES..bytes).map(|place| (place % 251).to_le_bytes()[0]);
+    long.extend(rest);
+    ([1, 1, 54, 0, 0xa8, 5, 34, 0, 16, 0, 0, 0], long)
+}
+
+#[test]
+fn long_packets_are_moved_in_pieces_that_keep_the_bound() {
+    // 10 kB may be saved up: half of what one of 60 kB would exceed the bound by.
+    const RATE: u64 = 10_000_000;
+    const WINDOW_US: u32 = 1000;
+    let allowed = |began: Instant| {
+        let elapsed_us = began.elapsed().as_micros() + 1 + 2 * u128::from(WINDOW_US);
+        u128::from(RATE) * elapsed_us / 1_000_000
+    };
+    // Who sends is held to a share, and then who receives.
+    for (paced, from, to) in [(1, 1, 2), (1, 2, 1)] {
+        for mut pod in neighbours("", &[all_features(); 2]) {
+            let mut meter = meter_of(&pod, WINDOW_US, RATE);
+            pace(&mut pod, &mut meter, paced);
+            let began = Instant::now();
+            for round in 0..4 {
+                let (header, sent) = long(from, to, 60_000);
+                assert!(pod.guests[usize::from(from) - 1].send(&header, &sent));
+                // One that is short comes behind it.
+                assert!(pod.guests[usize::from(from) - 1].send(&[0; 12], &between(from, to, 7)));
+                let mut arrived = Vec::new();
+                while arrived.len() < 2 {
+                    pod.settle();
+                    let moved = said(&meter, paced).bytes;
+                    assert!(
+                        u128::from(moved) <= allowed(began),
+                        "{moved} bytes, where {} may be",
+                        allowed(began)
+                    );
+                    let frames = pod.guests[usize::from(to) - 1].received(BUFFER_BYTES);
+                    arrived.extend(frames.into_iter().map(|(_, frame)| frame));
+                }
+                assert!(arrived[0] == sent, "the packet of round {round} is not what was sent");
+                assert_eq!(arrived[1], between(from, to, 7));
+                assert_eq!(pod.guests[usize::from(from) - 1].transmit.reclaim_pairs().len(), 2);
+            }
+            assert!(said(&meter, paced).messages > 4 * 13, "they were moved as a whole");
+            assert_eq!(pod.frontend.lease(1).drops, [].into());
+        }
     }
 }
 
@@ -176,10 +291,8 @@ fn a_long_packet_gets_through_beside_a_queue_that_is_never_empty() {
         while said(&meter, 1).bytes < SAVED / 2 {
             flood(&mut pod, &mut queues[1]);
         }
-        let mut long = between(1, 2, 0);
-        long.resize(60_000, 7);
-        // A TCP segment that is still to be cut in pieces of 1448 bytes.
-        assert!(queues[0].send(&[1, 1, 54, 0, 0xa8, 5, 34, 0, 16, 0, 0, 0], &long));
+        let (header, long) = long(1, 2, 60_000);
+        assert!(queues[0].send(&header, &long));
         let before = said(&meter, 1).bytes;
         while queues[0].transmit.reclaim_pairs().is_empty() {
             let short = said(&meter, 1).bytes - before;
