@@ -33,6 +33,7 @@ mod guest_lock;
 mod host_words;
 mod identity;
 mod layout;
+pub mod mailbox;
 mod mapped;
 mod mapping;
 mod memory;

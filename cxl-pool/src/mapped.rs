@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::time::{Duration, Instant};
 
 use vm_memory::VolatileSlice;
 use vm_memory::bitmap::BitmapSlice;
@@ -119,6 +120,16 @@ impl<C: Control> MappedMemory<C> {
             misaligned(at.get());
         }
         self.pointer(at, N as u64 * 8)
+    }
+
+    /// Throws the lines out of this host's caches that the bytes touch, also where hosts are coherent.
+    #[inline]
+    fn throw_out(&self, at: ByteOffset, bytes: u64) {
+        if self.instructions.clflushopt {
+            self.lines(at, bytes, clflushopt);
+        } else {
+            self.lines(at, bytes, clflush);
+        }
     }
 
     /// Calls `each` with the address of every line that the bytes touch.
@@ -372,11 +383,18 @@ impl<C: Control> Memory for MappedMemory<C> {
         if C::COHERENT {
             return;
         }
-        if self.instructions.clflushopt {
-            self.lines(at, bytes, clflushopt);
-        } else {
-            self.lines(at, bytes, clflush);
-        }
+        self.throw_out(at, bytes);
+    }
+
+    fn time_load(&self, at: ByteOffset) -> Option<Duration> {
+        let word = self.word(at);
+        self.throw_out(at, size_of::<u64>() as u64);
+        // SAFETY: as in `full_fence`, which need not wait for lines that were thrown out where hosts are coherent.
+        unsafe { asm!("mfence", options(nostack, preserves_flags)) }
+        let began = Instant::now();
+        std::hint::black_box(word.load(Ordering::Acquire));
+        // The clock is read by an instruction that waits for earlier loads.
+        Some(began.elapsed())
     }
 
     #[inline]

@@ -1,5 +1,7 @@
 //! The coherence interface: everything that may be done to shared lines.
 
+use std::time::Duration;
+
 use vm_memory::VolatileSlice;
 use vm_memory::bitmap::BitmapSlice;
 
@@ -169,6 +171,13 @@ pub trait Memory: Clone + Send + Sync + 'static {
     #[inline]
     fn pass_on(&self, at: ByteOffset, bytes: u64) {
         let _ = (at, bytes);
+    }
+
+    /// How long a load of the word at a multiple of 8 takes that has to fetch its line, whether hosts are coherent or not: this host's copy is thrown out of all its
+    /// caches first, and written back if it is dirty. Nothing where that cannot be told.
+    fn time_load(&self, at: ByteOffset) -> Option<Duration> {
+        let _ = at;
+        None
     }
 
     /// Orders earlier stores and write-backs before later ones.

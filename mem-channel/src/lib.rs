@@ -28,6 +28,7 @@
 
 mod budget;
 mod capacity;
+mod dev_load;
 mod error;
 mod estimate;
 pub mod fluid;
@@ -41,6 +42,7 @@ mod wire;
 
 pub use budget::ByteBudget;
 pub use capacity::Capacity;
+pub use dev_load::DevLoad;
 pub use error::MemChannelError;
 pub use estimate::{Average, measured_demand, measured_rate};
 pub use host::{Host, TenantOptions};

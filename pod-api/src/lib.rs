@@ -33,7 +33,10 @@ pub use instance::{
 };
 pub use instance_type::{InstanceType, InstanceTypeList, InstanceTypeSpec};
 pub use labels::Labels;
-pub use mchannel::{DEFAULT_TENANT, Fabric, Mchannel, MchannelList, MchannelSpec, MchannelVcpus};
+pub use mchannel::{
+    DEFAULT_TENANT, ElementLoad, Fabric, FabricSignal, LoadLevel, Mchannel, MchannelList, MchannelSpec,
+    MchannelVcpus,
+};
 pub use pool::{Pool, Region, RegionState};
 pub use problem::{PROBLEM_JSON, Problem};
 pub use size::{ByteSize, ParseByteSizeError};

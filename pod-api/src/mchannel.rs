@@ -1,4 +1,6 @@
 use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -18,9 +20,100 @@ pub struct Fabric {
     pub elements: BTreeMap<String, u64>,
     /// Owners of instances by name, and the weight of each, 1 to 1000. There is always one named `default`.
     pub tenants: BTreeMap<String, u32>,
+    /// What tells hosts how congested an element is, by its name; those that are not named carry what is said.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub signals: BTreeMap<String, FabricSignal>,
+    /// How loaded elements with a signal are, by name. Only shown: what is set here does not count.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub loads: BTreeMap<String, ElementLoad>,
     /// Changes with every change of it; see the header `If-Match`.
     #[serde(rename = "resourceVersion", skip_serializing_if = "String::is_empty")]
     pub resource_version: String,
+}
+
+/// What tells hosts how congested an element of the fabric is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum FabricSignal {
+    /// Nothing.
+    #[default]
+    Off,
+    /// How long hosts take to load lines of the pool, compared with the shortest time that was ever seen.
+    Probe,
+    /// What CXL memory devices answer, of hosts that have any.
+    Device,
+}
+
+impl fmt::Display for FabricSignal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Off => "off",
+            Self::Probe => "probe",
+            Self::Device => "device",
+        })
+    }
+}
+
+impl FromStr for FabricSignal {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let all = [Self::Off, Self::Probe, Self::Device];
+        let found = all.into_iter().find(|signal| signal.to_string() == text);
+        found.ok_or_else(|| format!("{text:?} is no signal: write off, probe or device"))
+    }
+}
+
+/// How loaded an element of the fabric is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ElementLoad {
+    /// The highest level that a host sees; nothing while none knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub level: Option<LoadLevel>,
+    /// What it is taken to carry now, in bytes/s: the least that a host says.
+    pub capacity: u64,
+}
+
+/// How loaded a device of a CXL fabric is, as it tells in its responses (DevLoad).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum LoadLevel {
+    /// It could carry much more.
+    Light,
+    /// It is well used.
+    Optimal,
+    /// More is asked of it than it can carry.
+    Moderate,
+    /// Much more is.
+    Severe,
+}
+
+impl LoadLevel {
+    /// The level of a number, from 0 to 3; what is beyond is the last one.
+    pub const fn of_number(number: u8) -> Self {
+        match number {
+            0 => Self::Light,
+            1 => Self::Optimal,
+            2 => Self::Moderate,
+            _ => Self::Severe,
+        }
+    }
+
+    /// Its number, from 0 to 3.
+    pub const fn number(self) -> u8 {
+        self as u8
+    }
+}
+
+impl fmt::Display for LoadLevel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Light => "light load",
+            Self::Optimal => "optimal load",
+            Self::Moderate => "moderate overload",
+            Self::Severe => "severe overload",
+        })
+    }
 }
 
 impl Default for Fabric {
@@ -30,6 +123,8 @@ impl Default for Fabric {
             sample_us: 10_000,
             elements: BTreeMap::new(),
             tenants: BTreeMap::new(),
+            signals: BTreeMap::new(),
+            loads: BTreeMap::new(),
             resource_version: String::new(),
         }
     }

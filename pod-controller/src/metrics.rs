@@ -384,7 +384,18 @@ fn add_mchannels(page: &mut Page, handle: &Handle) {
     let vcpu_window = page.fractions("mchannel_vcpu_window_seconds", "The window: T_W");
     let capacity =
         page.gauges("fabric_capacity_bytes_per_second", "What an element of the fabric carries at most");
+    let estimated = page
+        .gauges("fabric_estimated_bytes_per_second", "What an element with a signal is taken to carry now");
+    let level = page
+        .gauges("fabric_load_level", "How loaded it is: 0 light, 1 optimal, 2 moderate, 3 severe overload");
     let (view, telemetry) = (handle.view(), handle.telemetry());
+    for (name, load) in view.loads(&telemetry) {
+        let labels = vec![("element", name)];
+        estimated.get_or_create(&labels).set(load.capacity);
+        if let Some(seen) = load.level {
+            level.get_or_create(&labels).set(seen.number().into());
+        }
+    }
     for (name, element) in &view.state.fabric.elements {
         capacity.get_or_create(&vec![("element", name.clone())]).set(element.bytes_per_second);
     }

@@ -18,7 +18,7 @@ use crate::ids::{
 };
 use crate::volume_table::VolumeTable;
 
-pub use self::fabric::{ElementObject, FabricObject, MchannelObject, PeerObject, TenantObject};
+pub use self::fabric::{ElementObject, FabricObject, MchannelObject, PeerObject, Signal, TenantObject};
 pub use self::priority::{NoPriority, Priority};
 pub use self::protocol::ProtocolObject;
 pub use self::replica::ReplicaObject;

@@ -8,7 +8,7 @@
 //! | version | what it adds |
 //! |---|---|
 //! | 1.0 | the first |
-//! | 1.1 | controllers tell daemons the version of the pod ([`ProtocolObject`](crate::objects::ProtocolObject)), and keep it in their log; an answer says whether a message was refused or not understood; a column of a striped volume moves ([`DiskObject::beside`](crate::objects::DiskObject::beside)); devices may be packed; volumes may be kept apart or together; hosts and devices bear labels; devices are deleted without their hosts; moves in order keep a backup that carries what is reserved; of VMMs is remembered what a frontend's life before said; what an instance's kind promises of volumes ends with the lease; a fabric may have more elements than one board has lines for; SSDs are known by a number that stands on them |
+//! | 1.1 | controllers tell daemons the version of the pod ([`ProtocolObject`](crate::objects::ProtocolObject)), and keep it in their log; an answer says whether a message was refused or not understood; a column of a striped volume moves ([`DiskObject::beside`](crate::objects::DiskObject::beside)); devices may be packed; volumes may be kept apart or together; hosts and devices bear labels; devices are deleted without their hosts; moves in order keep a backup that carries what is reserved; of VMMs is remembered what a frontend's life before said; what an instance's kind promises of volumes ends with the lease; a fabric may have more elements than one board has lines for; SSDs are known by a number that stands on them; hosts look at how congested elements of the fabric are |
 
 use std::fmt;
 
@@ -103,7 +103,9 @@ impl Protocol {
     /// The first minor in which frontends publish sums of what their own instances use of the fabric only, so that it may be as large as
     /// that allows. Controllers of the one before refuse a larger one.
     pub const SHARES_LARGE_FABRICS: u16 = 1;
-
+    /// The first minor in which hosts look at how congested elements of the fabric are, where that is wanted. Controllers of the one before cannot
+    /// read that it is.
+    pub const LOOKS_AT_CONGESTION: u16 = 1;
     /// The first minor in which SSDs are known by a number that stands on them, so that one that was replaced is not taken for the one
     /// before. Controllers of the one before go by the name, and all replicas have to decide alike.
     pub const KNOWS_SSDS: u16 = 1;

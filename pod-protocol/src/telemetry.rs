@@ -32,6 +32,22 @@ pub struct Telemetry {
     /// Per VM whose vCPUs are held to its share of the fabric.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub vcpus: Vec<VcpuTelemetry>,
+    /// Per element of the fabric that the endpoint looks at.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub elements: Vec<ElementTelemetry>,
+}
+
+/// How loaded an element of the fabric is, as one endpoint sees it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ElementTelemetry {
+    /// Its number.
+    pub element: u32,
+    /// From 0, light load, to 3, severe overload, as devices tell it in their responses; nothing while that is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub level: Option<u8>,
+    /// C, what it is taken to carry now, in bytes/s.
+    pub capacity: u64,
 }
 
 /// What the vCPUs of a VM load and store, and how long they may run. Counted since their agent came.

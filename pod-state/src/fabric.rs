@@ -5,9 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use cxl_pool::{Area, EndpointId, HostId, LineCount, Role};
 use pod_api::{DEFAULT_TENANT, EventKind};
 use pod_protocol::ids::{InstanceId, RegionId};
-use pod_protocol::objects::{ElementObject, FabricObject, MchannelObject, Object, PeerObject, TenantObject};
+use pod_protocol::objects::{
+    ElementObject, FabricObject, MchannelObject, Object, PeerObject, Signal, TenantObject,
+};
+use pod_protocol::protocol::Protocol;
 use serde::{Deserialize, Serialize};
 
+use super::protocol::not_yet;
 use super::refusal::shown;
 use super::wanting::Wanting;
 use super::{Effect, Hold, Lease, Purpose, Refusal, RefusalKind, State, Table, check_name, table};
@@ -71,6 +75,9 @@ pub struct Element {
     pub number: u32,
     /// What it carries at most.
     pub bytes_per_second: u64,
+    /// What tells whether it carries less now.
+    #[serde(default, skip_serializing_if = "Signal::is_off")]
+    pub signal: Signal,
 }
 
 /// An owner of instances.
@@ -104,6 +111,9 @@ pub struct FabricWish {
     pub elements: BTreeMap<String, u64>,
     /// The weight of each tenant.
     pub tenants: BTreeMap<String, u32>,
+    /// What tells hosts how congested an element is, where something does.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub signals: BTreeMap<String, Signal>,
 }
 
 impl FabricWish {
@@ -131,6 +141,9 @@ impl FabricWish {
         if let Some((name, _)) = self.tenants.iter().find(|(_, weight)| !is_weight(**weight)) {
             return invalid(format!("the weight of the tenant {} must be 1 to {WEIGHT_MAX}", shown(name)));
         }
+        if let Some(unknown) = self.signals.keys().find(|name| !self.elements.contains_key(*name)) {
+            return invalid(format!("there is a signal for {}, which is no element", shown(unknown)));
+        }
         let (elements, tenants) = (self.elements.len(), self.tenants.len());
         let elements_max = if counts_by_host { ELEMENTS_MAX } else { ELEMENTS_MAX_BEFORE };
         if elements > elements_max || tenants > TENANTS_MAX {
@@ -157,6 +170,10 @@ const fn is_weight(weight: u32) -> bool {
 impl State {
     pub(super) fn set_fabric(&mut self, wish: &FabricWish, effects: &mut Vec<Effect>) -> Result<(), Refusal> {
         wish.check(self.shares_large_fabrics())?;
+        if !wish.signals.is_empty() && !self.looks_at_congestion() {
+            let what = "hosts can look at how congested elements of the fabric are";
+            return Err(not_yet(what, Protocol::LOOKS_AT_CONGESTION));
+        }
         for (instance, mchannel) in &self.fabric.mchannels {
             let elements = mchannel.path.iter().filter(|name| !wish.elements.contains_key(*name));
             let known = |name: &String| name == DEFAULT_TENANT || wish.tenants.contains_key(name);
@@ -180,7 +197,8 @@ impl State {
         };
         let new_elements = wish.elements.iter().map(|(name, rate)| {
             let number = number(elements.get(name).map(|it| it.number));
-            (name.clone(), Element { number, bytes_per_second: *rate })
+            let signal = wish.signals.get(name).copied().unwrap_or_default();
+            (name.clone(), Element { number, bytes_per_second: *rate, signal })
         });
         let new_elements: BTreeMap<String, Element> = new_elements.collect();
         let mut wished = wish.tenants.clone();
@@ -361,6 +379,11 @@ impl State {
         self.fabric.boards.retain(|_, hold| hold.region != region);
     }
 
+    /// What controllers of 1.0 cannot read: what tells of congestion.
+    pub(super) fn forget_signals(&mut self) {
+        self.fabric.elements.values_mut().for_each(|element| element.signal = Signal::Off);
+    }
+
     /// There are no boards any more.
     pub(super) fn forget_boards(&mut self) {
         self.fabric.boards.clear();
@@ -385,8 +408,11 @@ impl State {
             _ => EndpointId::new(id.host, Role::NetFrontend),
         };
         let Fabric { window_us, sample_us, elements, tenants, .. } = &self.fabric;
-        let element =
-            |it: &Element| ElementObject { element: it.number, bytes_per_second: it.bytes_per_second };
+        let element = |it: &Element| ElementObject {
+            element: it.number,
+            bytes_per_second: it.bytes_per_second,
+            signal: it.signal,
+        };
         let tenant = |it: &Tenant| TenantObject { tenant: it.number, weight: it.weight };
         Some(FabricObject {
             window_us: *window_us,

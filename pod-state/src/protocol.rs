@@ -60,6 +60,9 @@ impl State {
         if self.options.protocol_minor < Protocol::ENDS_PROMISES {
             self.keep_promises();
         }
+        if !self.looks_at_congestion() {
+            self.forget_signals();
+        }
         if !self.knows_ssds() {
             self.forget_identities();
         }
@@ -94,6 +97,11 @@ impl State {
     /// Whether lines of boards are counted for each host, by what its instances use. Replicas of 1.0 count what all of the pod could.
     pub(super) fn shares_large_fabrics(&self) -> bool {
         self.options.protocol_minor >= Protocol::SHARES_LARGE_FABRICS
+    }
+
+    /// Whether hosts may look at how congested elements of the fabric are: replicas of 1.0 cannot read that they are to.
+    pub(super) fn looks_at_congestion(&self) -> bool {
+        self.options.protocol_minor >= Protocol::LOOKS_AT_CONGESTION
     }
 
     /// Whether volumes may move between two SSDs of one host: controllers of 1.0 refuse that, and the engines of 1.0 do not tell such

@@ -116,3 +116,13 @@ fn lines_outside_the_pool_are_refused() {
         memory.store_lines(last, &[[0; LINE_WORDS]; 2], &MARK);
     });
 }
+
+#[test]
+fn a_load_that_is_timed_takes_some_time_and_changes_nothing() {
+    each_way(|memory, at| {
+        memory.store(at, 7);
+        let took = memory.time_load(at).unwrap();
+        assert!(!took.is_zero());
+        assert_eq!(memory.load(at), 7, "what was not written back is not lost");
+    });
+}

@@ -3,7 +3,8 @@
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use pod_api::{Fabric, Mchannel, MchannelList, MchannelSpec, Problem};
+use pod_api::{Fabric, FabricSignal, Mchannel, MchannelList, MchannelSpec, Problem};
+use pod_protocol::objects::Signal;
 use pod_state::{self as state, Command, FabricWish};
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -29,7 +30,7 @@ pub(super) struct ListQuery {
 /// What the fabric consists of, and who shares it.
 #[utoipa::path(get, path = "/v1/fabric", operation_id = "get_fabric", tag = "fabric", responses((status = 200, body = Fabric)))]
 pub(super) async fn fabric(State(handle): State<Handle>) -> Shown<Fabric> {
-    Shown(handle.view().fabric())
+    Shown(handle.view().fabric(&handle.telemetry()))
 }
 
 /// Says anew what the fabric consists of and who shares it, as a whole. It holds at once.
@@ -45,8 +46,17 @@ pub(super) async fn set_fabric(
     change: Change,
     Versioned(fabric, version): Versioned<Fabric>,
 ) -> Result<StatusCode, Failure> {
-    let Fabric { window_us, sample_us, elements, tenants, .. } = fabric;
-    let fabric = FabricWish { window_us, sample_us, elements, tenants };
+    let Fabric { window_us, sample_us, elements, tenants, signals, .. } = fabric;
+    let signal = |(name, signal)| {
+        let signal = match signal {
+            FabricSignal::Off => return None,
+            FabricSignal::Probe => Signal::Probe,
+            FabricSignal::Device => Signal::Device,
+        };
+        Some((name, signal))
+    };
+    let signals = signals.into_iter().filter_map(signal).collect();
+    let fabric = FabricWish { window_us, sample_us, elements, tenants, signals };
     change.submit_at(version, Command::SetFabric { fabric }).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -3,23 +3,55 @@ use std::collections::BTreeMap;
 use cxl_pool::EndpointId;
 use pod_api as api;
 use pod_protocol::ids::InstanceId;
+use pod_protocol::objects::Signal;
 use pod_protocol::telemetry::VcpuTelemetry;
-use pod_state::Mchannel;
+use pod_state::{Element, Mchannel};
 
 use super::View;
 use crate::controller::Sample;
 
 impl View {
-    /// What the fabric consists of.
-    pub fn fabric(&self) -> api::Fabric {
+    /// What the fabric consists of, and how loaded it is.
+    pub fn fabric(&self, telemetry: &BTreeMap<EndpointId, Sample>) -> api::Fabric {
         let fabric = &self.state.fabric;
+        let signal = |signal: Signal| match signal {
+            Signal::Off => None,
+            Signal::Probe => Some(api::FabricSignal::Probe),
+            Signal::Device => Some(api::FabricSignal::Device),
+        };
+        let signals =
+            fabric.elements.iter().filter_map(|(name, it)| Some((name.clone(), signal(it.signal)?)));
         api::Fabric {
             window_us: fabric.window_us,
             sample_us: fabric.sample_us,
             elements: fabric.elements.iter().map(|(name, it)| (name.clone(), it.bytes_per_second)).collect(),
             tenants: fabric.tenants.iter().map(|(name, it)| (name.clone(), it.weight)).collect(),
+            signals: signals.collect(),
+            loads: self.loads(telemetry),
             resource_version: self.state.fabric_version(),
         }
+    }
+
+    /// How loaded the elements are that frontends look at, by name: as whoever sees the most of it says.
+    pub(crate) fn loads(
+        &self,
+        telemetry: &BTreeMap<EndpointId, Sample>,
+    ) -> BTreeMap<String, api::ElementLoad> {
+        let looked_at = self.state.fabric.elements.iter().filter(|(_, it)| !it.signal.is_off());
+        let load = |(name, it): (&String, &Element)| {
+            let said = telemetry.values().flat_map(|sample| &sample.telemetry.elements);
+            let said = said.filter(|said| said.element == it.number);
+            let shown = said.map(|said| {
+                let level = said.level.map(api::LoadLevel::of_number);
+                api::ElementLoad { level, capacity: said.capacity.min(it.bytes_per_second) }
+            });
+            let worst = |a: api::ElementLoad, b: api::ElementLoad| api::ElementLoad {
+                level: a.level.max(b.level),
+                capacity: a.capacity.min(b.capacity),
+            };
+            Some((name.clone(), shown.reduce(worst)?))
+        };
+        looked_at.filter_map(load).collect()
     }
 
     /// All instances that have a share of it, by name.

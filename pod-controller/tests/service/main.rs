@@ -7,6 +7,7 @@ mod completion;
 mod crowds;
 mod deleted_devices;
 mod etcd;
+mod fabric;
 mod groups;
 mod labels;
 mod live_migration;

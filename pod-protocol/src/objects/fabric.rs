@@ -43,6 +43,29 @@ pub struct ElementObject {
     pub element: u32,
     /// What it carries at most.
     pub bytes_per_second: u64,
+    /// What tells whether it carries less now.
+    #[serde(default, skip_serializing_if = "Signal::is_off")]
+    pub signal: Signal,
+}
+
+/// What tells hosts how congested an element of the fabric is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Signal {
+    /// Nothing: it carries what the operator says.
+    #[default]
+    Off,
+    /// How long hosts take to load lines of the pool.
+    Probe,
+    /// What memory devices answer, of hosts that have any.
+    Device,
+}
+
+impl Signal {
+    /// Whether there is none.
+    pub const fn is_off(&self) -> bool {
+        matches!(self, Self::Off)
+    }
 }
 
 /// Whoever owns VMs.

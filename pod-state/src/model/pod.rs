@@ -1,5 +1,7 @@
 //! A small pod: what its endpoints are and report.
 
+use std::collections::BTreeMap;
+
 use cxl_pool::{Area, EndpointId, HostId, LineCount, LineOffset, Role};
 use pod_protocol::reports::{DeviceReport, Join};
 use pod_protocol::volume_table::VolumeTable;
@@ -118,5 +120,6 @@ pub fn fabric(elements: u8, tenant: bool, bytes_per_second: u64) -> FabricWish {
         sample_us: 10_000,
         elements: (0..elements).map(|number| (format!("link{number}"), bytes_per_second)).collect(),
         tenants: tenant.then(|| ("red".to_owned(), 2)).into_iter().collect(),
+        signals: BTreeMap::new(),
     }
 }

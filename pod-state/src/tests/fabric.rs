@@ -1,5 +1,6 @@
 use pod_api::DEFAULT_TENANT;
-use pod_protocol::objects::{FabricObject, MchannelObject};
+use pod_protocol::objects::{FabricObject, MchannelObject, Signal};
+use pod_protocol::protocol::Protocol;
 
 use super::*;
 use crate::model::fabric;
@@ -96,6 +97,7 @@ fn what_makes_no_sense_or_is_needed_is_refused() {
         FabricWish { sample_us: 999, ..wish.clone() },
         FabricWish { elements: [("link0".to_owned(), 999)].into(), ..wish.clone() },
         FabricWish { tenants: [("red".to_owned(), 0)].into(), ..wish.clone() },
+        FabricWish { signals: [("link7".to_owned(), Signal::Probe)].into(), ..wish.clone() },
         fabric(65, true, 100_000_000),
         FabricWish {
             tenants: (0..60).map(|it| (format!("t{it}"), 1)).collect(),
@@ -105,6 +107,38 @@ fn what_makes_no_sense_or_is_needed_is_refused() {
         let refusal = refused(&mut state, &Command::SetFabric { fabric: wrong.clone() });
         assert_eq!(refusal.kind, RefusalKind::InvalidValue, "{wrong:?}");
     }
+}
+
+#[test]
+fn frontends_hear_what_tells_of_congestion_once_all_of_the_pod_understands_it() {
+    let mut state = with_vm();
+    let signals = |signal| FabricWish {
+        signals: [("link0".to_owned(), signal)].into(),
+        ..fabric(2, false, 100_000_000)
+    };
+    state.options.protocol_minor = Protocol::LOOKS_AT_CONGESTION - 1;
+    let wish = Command::SetFabric { fabric: signals(Signal::Probe) };
+    assert_eq!(refused(&mut state, &wish).kind, RefusalKind::Busy);
+    state.options.protocol_minor = Protocol::LOOKS_AT_CONGESTION;
+    must(&mut state, &wish);
+    let heard = |state: &State| {
+        let elements = fabric_at(state, NET_FRONTEND).unwrap().elements;
+        elements.iter().map(|it| it.signal).collect::<Vec<_>>()
+    };
+    assert_eq!(heard(&state), [Signal::Probe, Signal::Off]);
+    must(&mut state, &Command::SetFabric { fabric: signals(Signal::Device) });
+    assert_eq!(heard(&state), [Signal::Device, Signal::Off]);
+    // The upgrade is taken back.
+    let configure = |minor| Options { protocol_minor: minor, ..state.options.clone() };
+    let (before, now) =
+        (configure(Protocol::LOOKS_AT_CONGESTION - 1), configure(Protocol::LOOKS_AT_CONGESTION));
+    must(&mut state, &Command::Configure { options: before });
+    assert_eq!(heard(&state), [Signal::Off; 2]);
+    must(&mut state, &Command::Configure { options: now });
+    must(&mut state, &wish);
+    assert_eq!(heard(&state), [Signal::Probe, Signal::Off]);
+    must(&mut state, &shared(2, false));
+    assert_eq!(heard(&state), [Signal::Off; 2]);
 }
 
 #[test]

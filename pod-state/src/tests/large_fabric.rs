@@ -21,6 +21,7 @@ fn wish() -> FabricWish {
         sample_us: 10_000,
         elements: ports.chain(uplinks).chain(devices).collect(),
         tenants: (0..TENANTS).map(|tenant| (format!("tenant{tenant}"), u32::from(tenant) + 1)).collect(),
+        signals: BTreeMap::new(),
     }
 }
 

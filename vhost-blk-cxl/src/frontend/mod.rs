@@ -341,6 +341,7 @@ impl Handler for Frontend {
             leases,
             mchannels,
             vcpus,
+            elements: self.meter.elements(),
             counters: counters.into(),
             gauges: gauges.into(),
             ..Telemetry::default()

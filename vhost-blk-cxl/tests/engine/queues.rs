@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use cxl_pool::{Area, CreateOptions, LineCount, LineOffset, Pool};
 use pod_protocol::endpoint::Handler;
-use pod_protocol::objects::{DiskObject, ElementObject, FabricObject, MchannelObject, Object, TenantObject};
+use pod_protocol::objects::{
+    DiskObject, ElementObject, FabricObject, MchannelObject, Object, Signal, TenantObject,
+};
 use vhost_frontend::mock::Piece;
 
 use crate::pod::ram::{Control, RamSsd, idle_pod};
@@ -144,7 +146,7 @@ fn a_disk_with_a_share_of_the_fabric_moves_long_requests_a_window_at_a_time() {
         vms: board(1),
         peers: Vec::new(),
         sibling: None,
-        elements: vec![ElementObject { element: 1, bytes_per_second: BYTES_PER_SECOND }],
+        elements: vec![ElementObject { element: 1, bytes_per_second: BYTES_PER_SECOND, signal: Signal::Off }],
         tenants: vec![TenantObject { tenant: 0, weight: 1 }],
     };
     let DiskObject { lease, instance, .. } = pod.disk;

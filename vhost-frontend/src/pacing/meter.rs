@@ -6,10 +6,11 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use cxl_pool::{Area, EndpointId, Memory};
+use mem_channel::ElementId;
 use pod_protocol::ids::{InstanceId, LeaseId};
-use pod_protocol::objects::{FabricObject, MchannelObject};
+use pod_protocol::objects::{ElementObject, FabricObject, MchannelObject};
 use pod_protocol::run_directory::RunDirectory;
-use pod_protocol::telemetry::{MchannelTelemetry, VcpuTelemetry};
+use pod_protocol::telemetry::{ElementTelemetry, MchannelTelemetry, VcpuTelemetry};
 use pod_protocol::vcpus::{Hello, Link, Report, ToAgent, VERSION};
 
 use super::agents::{Agents, Host};
@@ -224,6 +225,18 @@ impl Meter {
             })
         };
         work.all.iter().filter_map(of).collect()
+    }
+
+    /// How loaded the elements of the fabric are that it looks at.
+    pub fn elements(&self) -> Vec<ElementTelemetry> {
+        let work = self.shared.lock();
+        let (Some(plan), Some(exchange)) = (&work.plan, &work.exchange) else { return Vec::new() };
+        let of = |it: &ElementObject| {
+            let level = exchange.level(it.element)?;
+            let capacity = plan.host.capacity(ElementId(it.element)).map_or(0, rounded);
+            Some(ElementTelemetry { element: it.element, level: Some(level.number()), capacity })
+        };
+        plan.fabric.elements.iter().filter_map(of).collect()
     }
 
     /// Writes nothing any more, and lets all move what they like.

@@ -19,6 +19,9 @@ mod metered;
 mod pacer;
 mod plan;
 mod round;
+mod signal;
+#[cfg(test)]
+mod signal_tests;
 #[cfg(test)]
 mod tests;
 mod timer;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use mem_channel::{ElementId, Host, MchannelOptions, MemChannelError, Parameters, TenantId, TenantOptions};
-use pod_protocol::objects::{FabricObject, MchannelObject};
+use pod_protocol::objects::{ElementObject, FabricObject, MchannelObject};
 
 use super::as_f64;
 use super::metered::{Metered, Part};
@@ -42,10 +42,10 @@ impl Plan {
         fabric: FabricObject,
         all: &mut BTreeMap<Part, Metered>,
     ) -> Result<(), MemChannelError> {
-        let known: BTreeMap<u32, u64> =
-            self.fabric.elements.iter().map(|it| (it.element, it.bytes_per_second)).collect();
-        // An estimate begins anew where it is told that another capacity is there.
-        for new in fabric.elements.iter().filter(|it| known.get(&it.element) != Some(&it.bytes_per_second)) {
+        let known: BTreeMap<u32, ElementObject> =
+            self.fabric.elements.iter().map(|it| (it.element, *it)).collect();
+        // An estimate begins anew where it is told that another capacity is there, or looked otherwise whether it is.
+        for new in fabric.elements.iter().filter(|it| known.get(&it.element) != Some(*it)) {
             self.host.set_element(ElementId(new.element), as_f64(new.bytes_per_second))?;
         }
         for tenant in &fabric.tenants {

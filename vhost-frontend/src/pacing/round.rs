@@ -6,12 +6,13 @@ mod omissions;
 use std::collections::BTreeMap;
 
 use cxl_pool::{Area, LINE_BYTES, Memory};
-use mem_channel::{ElementId, Measured, Node, Peers, Record, Sums, TenantId};
+use mem_channel::{DevLoad, ElementId, Measured, Node, Peers, Record, Sums, TenantId};
 use pod_protocol::mchannel::{Board, PeerBoard};
-use pod_protocol::objects::PeerObject;
+use pod_protocol::objects::{ElementObject, PeerObject, Signal};
 
 use super::metered::{Metered, Part, Together};
 use super::plan::Plan;
+use super::signal::{Load, Signals};
 use super::{as_f64, whole};
 
 /// What others published counts for so many K.
@@ -32,6 +33,9 @@ pub(super) trait Exchanges: Send {
     /// Takes over who the others are.
     fn follow(&mut self, plan: &Plan);
 
+    /// How loaded an element with a signal was seen to be last, if that is known.
+    fn level(&self, element: u32) -> Option<DevLoad>;
+
     /// What was measured in a K that is over becomes what may be moved in the next one.
     fn round(&mut self, plan: &mut Plan, all: &mut BTreeMap<Part, Metered>, elapsed_us: f64, now_us: f64);
 }
@@ -47,12 +51,23 @@ pub(super) struct Exchange<M> {
     peers: Peers,
     siblings: Peers,
     last_key: u16,
+    signals: Signals,
+    levels: BTreeMap<u32, DevLoad>,
     /// A full board is told of once.
     told: bool,
 }
 
 impl<M: Memory> Exchange<M> {
     pub(super) fn new(memory: M, plan: &Plan) -> Self {
+        // The line of a board that is the last to be needed is this host's own, and nobody waits for it.
+        let vms = plan.fabric.vms;
+        let line = vms.start_byte().saturating_add(vms.bytes().saturating_sub(LINE_BYTES as u64));
+        let signals = Signals::new(memory.clone(), line);
+        Self::with_signals(memory, plan, signals)
+    }
+
+    /// With what else tells how congested the fabric is.
+    pub(super) fn with_signals(memory: M, plan: &Plan, signals: Signals) -> Self {
         let (sums, vms) = (plan.fabric.sums, plan.fabric.vms);
         let stale_after_us = stale_after_us(plan);
         let mut exchange = Self {
@@ -65,6 +80,8 @@ impl<M: Memory> Exchange<M> {
             peers: Peers::new(stale_after_us),
             siblings: Peers::new(stale_after_us),
             last_key: 0,
+            signals,
+            levels: BTreeMap::new(),
             told: false,
         };
         exchange.follow(plan);
@@ -105,6 +122,30 @@ impl<M: Memory> Exchange<M> {
         }
     }
 
+    /// Looks how congested the elements are that something here passes through, and that something tells of.
+    fn observe(&mut self, plan: &mut Plan, all: &BTreeMap<Part, Metered>, now_us: f64) {
+        let Plan { fabric, host } = plan;
+        let looked_at = |it: &&ElementObject| {
+            let passes =
+                |metered: &Metered| metered.id.is_some() && metered.object.path.contains(&it.element);
+            !it.signal.is_off() && all.values().any(passes)
+        };
+        let mut seen: BTreeMap<Signal, Option<Load>> = BTreeMap::new();
+        self.levels.clear();
+        for element in fabric.elements.iter().filter(looked_at) {
+            let signals = &mut self.signals;
+            let look = || signals.chosen(element.signal).and_then(|signal| signal.look(now_us));
+            let load = *seen.entry(element.signal).or_insert_with(look);
+            // Where nothing is known, nothing is congested: what was said last must not hold for ever.
+            let part = load.map_or(0.0, |load| load.overloaded_part);
+            // It is an element of this fabric.
+            let _ = host.observe(ElementId(element.element), part);
+            if let Some(load) = load {
+                self.levels.insert(element.element, load.level);
+            }
+        }
+    }
+
     fn publish(&mut self, plan: &mut Plan, all: &BTreeMap<Part, Metered>, elapsed_us: f64) {
         let mut full = self.sums.publish(plan.host.sample(elapsed_us)).err();
         // One for each VM, of all its devices here.
@@ -132,6 +173,10 @@ impl<M: Memory> Exchange<M> {
 }
 
 impl<M: Memory> Exchanges for Exchange<M> {
+    fn level(&self, element: u32) -> Option<DevLoad> {
+        self.levels.get(&element).copied()
+    }
+
     fn fits(&self, plan: &Plan) -> bool {
         self.places == (plan.fabric.sums, plan.fabric.vms)
     }
@@ -178,6 +223,7 @@ impl<M: Memory> Exchanges for Exchange<M> {
             }
         }
         self.note_elsewhere(all, now_us);
+        self.observe(plan, all, now_us);
         self.publish(plan, all, elapsed_us);
         for (.., board) in &mut self.boards {
             board.read(&mut self.peers, now_us);

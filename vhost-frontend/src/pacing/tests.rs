@@ -7,7 +7,7 @@ use cxl_pool::simulated::{SimulatedMemory, SimulatedPool, check_seeds};
 use cxl_pool::{Area, EndpointId, HostId, LineCount, LineOffset, Role};
 use mem_channel::ByteBudget;
 use pod_protocol::ids::{InstanceId, LeaseId};
-use pod_protocol::objects::{ElementObject, FabricObject, MchannelObject, PeerObject, TenantObject};
+use pod_protocol::objects::{ElementObject, FabricObject, MchannelObject, PeerObject, Signal, TenantObject};
 use tempfile::TempDir;
 
 use super::metered::{Metered, Moves, Part};
@@ -17,11 +17,11 @@ use super::vm_budget::VmBudget;
 use super::{Pacer, Pacing, Waker, Way, as_f64, whole};
 
 const K_US: u32 = 10_000;
-const CAPACITY: u64 = 100_000_000;
+pub(super) const CAPACITY: u64 = 100_000_000;
 const LINES: u64 = 16;
 
 /// A device of an instance at a frontend.
-struct Vm {
+pub(super) struct Vm {
     frontend: usize,
     instance: u32,
     weight: u32,
@@ -33,20 +33,20 @@ struct Vm {
 }
 
 impl Vm {
-    fn new(frontend: usize, instance: u32, weight: u32, demand: f64) -> Self {
+    pub(super) fn new(frontend: usize, instance: u32, weight: u32, demand: f64) -> Self {
         Self { frontend, instance, weight, tenant: 0, demand, on_off: (1, 0), moved: 0.0 }
     }
 }
 
-struct Frontend {
-    plan: Plan,
-    exchange: Exchange<SimulatedMemory>,
+pub(super) struct Frontend {
+    pub(super) plan: Plan,
+    pub(super) exchange: Exchange<SimulatedMemory>,
     all: BTreeMap<Part, Metered>,
 }
 
-struct Pod {
-    pool: SimulatedPool,
-    frontends: Vec<Frontend>,
+pub(super) struct Pod {
+    pub(super) pool: SimulatedPool,
+    pub(super) frontends: Vec<Frontend>,
     vms: Vec<Vm>,
     k_us: u32,
     round: u32,
@@ -60,12 +60,12 @@ fn area(number: u64) -> Area {
 }
 
 /// Frontends come in pairs, two to a host.
-fn endpoint(frontend: usize) -> EndpointId {
+pub(super) fn endpoint(frontend: usize) -> EndpointId {
     let host = HostId::new(u16::try_from(frontend / 2 + 1).unwrap());
     EndpointId::new(host, if frontend.is_multiple_of(2) { Role::NetFrontend } else { Role::BlkFrontend })
 }
 
-fn fabric(frontend: usize, count: usize) -> FabricObject {
+pub(super) fn fabric(frontend: usize, count: usize) -> FabricObject {
     let others = (0..count).filter(|other| *other != frontend);
     let peer = |other| PeerObject { endpoint: endpoint(other), sums: area(2 * other as u64) };
     let sibling = frontend ^ 1;
@@ -76,14 +76,14 @@ fn fabric(frontend: usize, count: usize) -> FabricObject {
         vms: area(2 * frontend as u64 + 1),
         peers: others.map(peer).collect(),
         sibling: (sibling < count).then(|| area(2 * sibling as u64 + 1)),
-        elements: vec![ElementObject { element: 7, bytes_per_second: CAPACITY }],
+        elements: vec![ElementObject { element: 7, bytes_per_second: CAPACITY, signal: Signal::Off }],
         tenants: vec![TenantObject { tenant: 0, weight: 1 }, TenantObject { tenant: 1, weight: 1 }],
     }
 }
 
 impl Frontend {
     /// Has it share another fabric, as the meter does.
-    fn becomes(&mut self, fabric: FabricObject) {
+    pub(super) fn becomes(&mut self, fabric: FabricObject) {
         let Self { plan, exchange, all } = self;
         assert!(plan.may_become(&fabric));
         plan.become_(fabric, all).unwrap();
@@ -92,7 +92,7 @@ impl Frontend {
 }
 
 impl Pod {
-    fn new(seed: u64, frontends: usize, vms: Vec<Vm>) -> Self {
+    pub(super) fn new(seed: u64, frontends: usize, vms: Vec<Vm>) -> Self {
         let pool = SimulatedPool::new(seed, 1 << 16);
         let waker = Waker::new();
         let start = |frontend| {
@@ -128,7 +128,7 @@ impl Pod {
         &self.frontends[self.vms[vm].frontend].all[&Part::Device(lease)]
     }
 
-    fn run(&mut self, rounds: u32) {
+    pub(super) fn run(&mut self, rounds: u32) {
         for _ in 0..rounds {
             let (k_us, began_us) = (f64::from(self.k_us), self.now_us);
             self.now_us += k_us;
@@ -171,7 +171,7 @@ impl Pod {
     }
 
     /// Mean rates over so many K, in parts of the capacity.
-    fn rates(&mut self, rounds: u32) -> Vec<f64> {
+    pub(super) fn rates(&mut self, rounds: u32) -> Vec<f64> {
         for vm in &mut self.vms {
             vm.moved = 0.0;
         }
@@ -181,7 +181,7 @@ impl Pod {
     }
 }
 
-const ALL: f64 = 100e6;
+pub(super) const ALL: f64 = 100e6;
 
 fn near(rates: &[f64], expected: &[f64]) {
     let close = |(rate, expected): (&f64, &f64)| (rate - expected).abs() <= 0.05 * expected;
@@ -312,7 +312,8 @@ fn elements_and_tenants_come_and_go_and_nobody_begins_anew() {
     let mut pod = Pod::new(11, 2, vec![Vm::new(0, 1, 1, ALL), Vm::new(1, 2, 3, ALL)]);
     pod.run(100);
     near(&pod.rates(50), &[0.25, 0.75]);
-    let (element, tenant) = (ElementObject { element: 5, bytes_per_second: CAPACITY }, 9);
+    let (element, tenant) =
+        (ElementObject { element: 5, bytes_per_second: CAPACITY, signal: Signal::Off }, 9);
     for comes in [true, false, true] {
         for (number, frontend) in pod.frontends.iter_mut().enumerate() {
             let mut other = fabric(number, 2);

@@ -7,7 +7,7 @@ use cxl_pool::simulated::{Random, SimulatedMemory, SimulatedPool};
 use cxl_pool::{Area, EndpointId, HostId, LineCount, LineOffset, Role};
 use mem_channel::fluid::{Flow, solve};
 use pod_protocol::ids::{InstanceId, LeaseId};
-use pod_protocol::objects::{ElementObject, FabricObject, MchannelObject, PeerObject, TenantObject};
+use pod_protocol::objects::{ElementObject, FabricObject, MchannelObject, PeerObject, Signal, TenantObject};
 use pod_protocol::vcpus::{Order, Report};
 use proptest::prelude::*;
 
@@ -90,7 +90,7 @@ pub(super) fn fabric(number: usize, count: usize, sample_us: f64) -> FabricObjec
         vms: area(2 * number + 1),
         peers: (0..count).filter(|other| *other != number).map(peer).collect(),
         sibling: None,
-        elements: vec![ElementObject { element: 7, bytes_per_second: whole(CAPACITY) }],
+        elements: vec![ElementObject { element: 7, bytes_per_second: whole(CAPACITY), signal: Signal::Off }],
         tenants: vec![TenantObject { tenant: 0, weight: 1 }],
     }
 }

@@ -167,7 +167,8 @@ impl<M: Memory> Handler for FrontendHandler<M> {
         let mchannels = self.meter.telemetry();
         let counters = [("zero-copy-packets".to_owned(), self.book.zero_copy())].into();
         let vcpus = self.meter.vcpus();
-        Telemetry { leases, channels, mchannels, vcpus, counters, ..Telemetry::default() }
+        let elements = self.meter.elements();
+        Telemetry { leases, channels, mchannels, vcpus, elements, counters, ..Telemetry::default() }
     }
 
     fn fenced(&mut self) {

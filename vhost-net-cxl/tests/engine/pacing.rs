@@ -5,7 +5,7 @@ use std::time::Instant;
 use cxl_pool::{Area, HostId, LineCount};
 use pod_protocol::ids::InstanceId;
 use pod_protocol::objects::{
-    ElementObject, FabricObject, MchannelObject, Object, ObjectId, PortObject, TenantObject,
+    ElementObject, FabricObject, MchannelObject, Object, ObjectId, PortObject, Signal, TenantObject,
 };
 use pod_protocol::telemetry::MchannelTelemetry;
 use vhost_frontend::pacing::Meter;
@@ -39,7 +39,7 @@ fn meter_of(pod: &Neighbours, window_us: u32, bytes_per_second: u64) -> Meter {
         vms: board(29),
         peers: Vec::new(),
         sibling: None,
-        elements: vec![ElementObject { element: 1, bytes_per_second }],
+        elements: vec![ElementObject { element: 1, bytes_per_second, signal: Signal::Off }],
         tenants: vec![TenantObject { tenant: 0, weight: 1 }],
     };
     meter.share(fabric).expect("a fabric");

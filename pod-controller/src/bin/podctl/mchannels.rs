@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use pod_api::client::Client;
-use pod_api::{Fabric, Mchannel, MchannelSpec, MchannelVcpus};
+use pod_api::{Fabric, FabricSignal, Mchannel, MchannelSpec, MchannelVcpus};
 
 use crate::Failure;
 use crate::arguments::{Mchannels, Output};
@@ -32,13 +32,16 @@ pub(crate) fn run(
             client.clear_mchannel(instance)?;
             done(client, out, format, ("mchannel of", instance), ("cleared", "would be cleared"))
         }
-        Mchannels::Fabric { elements, tenants, remove, window_us, sample_us } => {
+        Mchannels::Fabric { elements, signals, tenants, remove, window_us, sample_us } => {
             let before = client.fabric()?;
             let mut after = before.clone();
             after.elements.extend(elements.iter().cloned());
             after.tenants.extend(tenants.iter().cloned());
+            after.signals.extend(signals.iter().cloned());
+            after.signals.retain(|_, signal| *signal != FabricSignal::Off);
             for name in remove {
                 let (element, tenant) = (after.elements.remove(name), after.tenants.remove(name));
+                after.signals.remove(name);
                 if element.is_none() && tenant.is_none() {
                     return Err(Failure::Usage(format!(
                         "{name:?} is no element and no tenant of the fabric"
@@ -76,7 +79,7 @@ fn window(vcpus: &MchannelVcpus) -> String {
     format!("{} of {} µs", vcpus.run_us, vcpus.window_us)
 }
 
-/// Of an instance whose vCPUs nobody holds.
+/// Of an instance whose vCPUs nobody holds, or an element that nobody looks at.
 fn none() -> String {
     "-".to_owned()
 }
@@ -119,11 +122,17 @@ fn table(all: &[Mchannel]) -> String {
 }
 
 fn fabric(fabric: &Fabric) -> String {
-    let elements = fabric.elements.iter().map(|(name, rate)| vec![name.clone(), per_second(*rate)]);
+    let elements = fabric.elements.iter().map(|(name, rate)| {
+        let signal = fabric.signals.get(name).map_or_else(none, ToString::to_string);
+        let load = fabric.loads.get(name);
+        let level = load.and_then(|load| load.level).map_or_else(none, |level| level.to_string());
+        let now = load.map_or_else(none, |load| per_second(load.capacity));
+        vec![name.clone(), per_second(*rate), signal, level, now]
+    });
     let elements = if fabric.elements.is_empty() {
         "nothing is shared out: see podctl mchannel fabric --element".to_owned()
     } else {
-        plain(&["element", "carries"], &[1], elements.collect())
+        plain(&["element", "carries", "signal", "load", "carries now"], &[1, 4], elements.collect())
     };
     let tenants = fabric.tenants.iter().map(|(name, weight)| vec![name.clone(), weight.to_string()]);
     let tenants = plain(&["tenant", "weight"], &[1], tenants.collect());
@@ -135,7 +144,24 @@ fn fabric(fabric: &Fabric) -> String {
 
 #[cfg(test)]
 mod tests {
+    use pod_api::{ElementLoad, LoadLevel};
+
     use super::*;
+
+    #[test]
+    fn how_loaded_an_element_is_shows() {
+        let load = ElementLoad { level: Some(LoadLevel::Moderate), capacity: 15_000_000_000 };
+        let shown = fabric(&Fabric {
+            elements: [("pool".to_owned(), 20_000_000_000), ("port1".to_owned(), 10_000_000_000)].into(),
+            signals: [("pool".to_owned(), FabricSignal::Probe)].into(),
+            loads: [("pool".to_owned(), load)].into(),
+            ..Fabric::default()
+        });
+        let lines: Vec<String> =
+            shown.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+        assert!(lines.contains(&"pool 20.0 GB/s probe moderate overload 15.0 GB/s".to_owned()), "{shown}");
+        assert!(lines.contains(&"port1 10.0 GB/s - - -".to_owned()), "{shown}");
+    }
 
     #[test]
     fn who_is_held_back_shows() {

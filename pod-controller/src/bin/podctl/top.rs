@@ -4,13 +4,14 @@ mod live;
 mod sample;
 mod screen;
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use pod_api::client::Client;
-use pod_api::{Device, DeviceHealth, DeviceKind, EndpointHealth, Host, Instance, Mchannel};
+use pod_api::{Device, DeviceHealth, DeviceKind, ElementLoad, EndpointHealth, Host, Instance, Mchannel};
 use serde::Serialize;
 
 use crate::Failure;
@@ -85,6 +86,9 @@ struct Picture {
     instances: Vec<InstanceLine>,
     /// Instances that have a share of the fabric.
     mchannels: Vec<MchannelLine>,
+    /// Elements of the fabric that hosts look at, and how loaded they are.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    fabric: BTreeMap<String, ElementLoad>,
 }
 
 /// What comes first.
@@ -151,6 +155,7 @@ fn picture(client: &Client, rates: &Rates) -> Result<Picture, Failure> {
         devices: devices.iter().map(|device| device_line(device, rates)).collect(),
         instances: instances.iter().map(|it| instance_line(it, rates)).collect(),
         mchannels: client.mchannels()?.into_iter().map(|it| mchannel_line(it, rates)).collect(),
+        fabric: client.fabric()?.loads,
     };
     picture.sort(Order::Busiest);
     Ok(picture)
@@ -319,6 +324,14 @@ fn text(picture: &Picture, lines: usize) -> String {
         let _ = write!(shown, "\n\n{}", plain(&header, &[1, 2, 3, 4, 5, 6, 7], rows.collect()));
         rest(&mut shown, picture.mchannels.len(), lines);
     }
+    // On one line: it is there as a whole however short the tables are.
+    for (position, (name, load)) in picture.fabric.iter().enumerate() {
+        #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
+        let capacity = amount(load.capacity as f64);
+        let level = load.level.map_or_else(|| "unknown load".to_owned(), |level| level.to_string());
+        let between = if position == 0 { "\n\nfabric: " } else { ", " };
+        let _ = write!(shown, "{between}{name} carries {capacity}/s ({level})");
+    }
     shown
 }
 
@@ -346,6 +359,8 @@ fn count(per_second: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use pod_api::LoadLevel;
+
     use super::*;
 
     #[test]
@@ -373,6 +388,7 @@ mod tests {
                 vcpus_run_percent: Some(12),
                 slept_percent: 87.54,
             }],
+            fabric: BTreeMap::new(),
         };
         let shown = text(&picture, 10);
         let lines: Vec<&str> = shown.lines().collect();
@@ -384,6 +400,13 @@ mod tests {
             "vm1                   75.0 MB  100.0 MB  75.0 MB  75 %     25.0 %       12 %  87.5 %"
         );
         assert!(text(&picture, 1).contains("… and 1 more"), "{}", text(&picture, 1));
+        let load = ElementLoad { level: Some(LoadLevel::Severe), capacity: 15_000_000_000 };
+        let unknown = ElementLoad { level: None, ..load.clone() };
+        let fabric = [("pool".to_owned(), load), ("port1".to_owned(), unknown)].into();
+        let loaded = Picture { fabric, ..picture };
+        let said = "fabric: pool carries 15.0 GB/s (severe overload), port1 carries 15.0 GB/s (unknown load)";
+        assert_eq!(text(&loaded, 10).lines().last(), Some(said));
+        let picture = loaded;
         let why = "ask controller replica 1".to_owned();
         let elsewhere = text(&Picture { unknown_here: Some(why.clone()), ..picture }, 10);
         assert_eq!(elsewhere.lines().nth(2), Some(why.as_str()), "{elsewhere}");

@@ -31,7 +31,8 @@ use pod_protocol::ids::{InstanceId, LeaseId, RegionId};
 use pod_protocol::objects::{Object, ObjectId};
 use pod_protocol::reports::{DeviceReport, Join};
 use pod_protocol::telemetry::{
-    ChannelTelemetry, DeviceTelemetry, LeaseTelemetry, MchannelTelemetry, Telemetry, VcpuTelemetry,
+    ChannelTelemetry, DeviceTelemetry, ElementTelemetry, LeaseTelemetry, MchannelTelemetry, Telemetry,
+    VcpuTelemetry,
 };
 use tempfile::TempDir;
 
@@ -398,6 +399,7 @@ impl Handler for FakeHandler {
             channels: channels.collect(),
             mchannels: mchannels.collect(),
             vcpus: vec![vcpus],
+            elements: vec![ElementTelemetry { element: 1, level: Some(2), capacity: 900_000 }],
             gauges: [("mirror-dirty-bytes".to_owned(), 0)].into(),
             counters: [("fences".to_owned(), 0)].into(),
             ..Telemetry::default()

@@ -1,7 +1,7 @@
 //! `podctl mchannel`
 
 use clap::Subcommand;
-use pod_api::ByteSize;
+use pod_api::{ByteSize, FabricSignal};
 
 #[derive(Subcommand)]
 pub(crate) enum Mchannels {
@@ -44,6 +44,10 @@ pub(crate) enum Mchannels {
         /// An element and what it carries at most per second, such as 20G; again for more
         #[arg(long = "element", value_name = "NAME=BYTES", value_parser = parse_element)]
         elements: Vec<(String, u64)>,
+        /// What tells hosts how congested an element is: off, probe (how long they take to load lines of the pool) or device (what CXL memory devices
+        /// answer); again for more
+        #[arg(long = "signal", value_name = "NAME=SIGNAL", value_parser = parse_signal)]
+        signals: Vec<(String, FabricSignal)>,
         /// A tenant and its weight, 1 to 1000; again for more
         #[arg(long = "tenant", value_name = "NAME=WEIGHT", value_parser = parse_tenant)]
         tenants: Vec<(String, u32)>,
@@ -70,6 +74,11 @@ fn parse_element(text: &str) -> Result<(String, u64), String> {
     let (name, rate) = text.split_once('=').ok_or("write NAME=BYTES, such as pool=20G")?;
     let rate: ByteSize = rate.parse().map_err(|error| format!("{error}"))?;
     Ok((name.to_owned(), rate.get()))
+}
+
+fn parse_signal(text: &str) -> Result<(String, FabricSignal), String> {
+    let (name, signal) = text.split_once('=').ok_or("write NAME=SIGNAL, such as pool=probe")?;
+    Ok((name.to_owned(), signal.parse()?))
 }
 
 fn parse_tenant(text: &str) -> Result<(String, u32), String> {

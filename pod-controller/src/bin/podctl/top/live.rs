@@ -91,8 +91,9 @@ impl Shown {
 /// How many rows of each table there is room for.
 fn rows_of_table(size: Size, picture: &Picture) -> usize {
     let tables = if picture.mchannels.is_empty() { 2 } else { 3 };
-    // The first line and the last.
-    let room = size.rows.saturating_sub(2 + tables * LINES_AROUND);
+    // The first line and the last, and what is said of the fabric.
+    let fabric = if picture.fabric.is_empty() { 0 } else { 2 };
+    let room = size.rows.saturating_sub(2 + fabric + tables * LINES_AROUND);
     (room / tables).max(1)
 }
 

@@ -1,0 +1,46 @@
+//! What tells hosts how congested the fabric is, as the API, podctl and the metrics say it.
+
+use pod_api::{ElementLoad, Fabric, FabricSignal, LoadLevel};
+
+use crate::podctl::said;
+use crate::support::{Pod, until};
+
+#[test]
+fn an_operator_chooses_what_tells_of_congestion_and_sees_what_it_says() {
+    let pod = Pod::demo();
+    let client = pod.client();
+    said(&pod, "mchannel fabric --element link=1M --element port1=10G");
+    let fabric = client.fabric().expect("an answer");
+    assert!(
+        fabric.signals.is_empty() && fabric.loads.is_empty(),
+        "nothing does unless it is said: {fabric:?}"
+    );
+    said(&pod, "mchannel fabric --signal link=probe");
+    let load = ElementLoad { level: Some(LoadLevel::Moderate), capacity: 900_000 };
+    let fabric = until("what frontends see of it", || {
+        let fabric = client.fabric().ok()?;
+        (fabric.loads.get("link") == Some(&load)).then_some(fabric)
+    });
+    assert_eq!(fabric.signals, [("link".to_owned(), FabricSignal::Probe)].into());
+    assert_eq!(fabric.loads.len(), 1, "nobody looks at the other one");
+    let shown = said(&pod, "mchannel fabric");
+    assert!(shown.contains("probe") && shown.contains("moderate overload"), "{shown}");
+    let shown = said(&pod, "top --once");
+    assert!(shown.contains("fabric: link carries 900.0 kB/s (moderate overload)"), "{shown}");
+    let metrics = client.metrics().expect("metrics");
+    for metric in [
+        "wadi_fabric_load_level{element=\"link\"} 2",
+        "wadi_fabric_estimated_bytes_per_second{element=\"link\"} 900000",
+    ] {
+        assert!(metrics.contains(metric), "there is no {metric}");
+    }
+    // What is shown of loads may come back as it is.
+    client.set_fabric(&Fabric { sample_us: 20_000, ..fabric.clone() }).expect("it makes sense");
+    let unknown = [("link7".to_owned(), FabricSignal::Device)].into();
+    client
+        .set_fabric(&Fabric { signals: unknown, ..client.fabric().expect("an answer") })
+        .expect_err("no such element");
+    said(&pod, "mchannel fabric --signal link=off");
+    let fabric = client.fabric().expect("an answer");
+    assert!(fabric.signals.is_empty() && fabric.loads.is_empty(), "{fabric:?}");
+}
