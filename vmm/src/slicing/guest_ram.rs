@@ -24,7 +24,8 @@ pub struct GuestRam {
 impl GuestRam {
     /// Looks at the memory of `machine`, and at the pool that is there on this host.
     pub fn look(machine: &RunningVm, pool: &Path) -> Result<Self, VmmError> {
-        let in_pool = mapped(machine.process.pid, pool)?;
+        let process = PathBuf::from(format!("/proc/{}", machine.process.pid));
+        let in_pool = mapped(&process, pool)?;
         Ok(Self { in_pool, whole: machine.monitor.memory_bytes()? })
     }
 
@@ -59,17 +60,18 @@ impl GuestRam {
     }
 }
 
-/// How much of the pool a process has mapped, in bytes.
-fn mapped(pid: u32, pool: &Path) -> Result<u64, VmmError> {
+/// How much of the pool a process has mapped, in bytes, by what its directory in `/proc` says.
+fn mapped(process: &Path, pool: &Path) -> Result<u64, VmmError> {
     let file = fs::metadata(pool).map_err(|error| {
         failed(format!("the pool at {}, where the configuration has it: {error}", pool.display()))
     })?;
-    let maps = format!("/proc/{pid}/maps");
-    let maps = fs::read_to_string(&maps).map_err(|error| failed(format!("cannot read {maps}: {error}")))?;
+    let maps = process.join("maps");
+    let maps = fs::read_to_string(&maps)
+        .map_err(|error| failed(format!("cannot read {}: {error}", maps.display())))?;
     // A device may have another node elsewhere, and is the same one.
     let is_device = FileType::from_raw_mode(file.st_mode()) == FileType::CharacterDevice;
     let is_another_node = |mapping: &Mapping<'_>| {
-        let node = stat(format!("/proc/{pid}/map_files/{}", mapping.range));
+        let node = stat(process.join("map_files").join(mapping.range));
         node.is_ok_and(|node| {
             FileType::from_raw_mode(node.st_mode) == FileType::CharacterDevice
                 && node.st_rdev == file.st_rdev()
@@ -136,6 +138,41 @@ mod tests {
         ] {
             assert_eq!(Mapping::parse(other), None, "{other}");
         }
+    }
+
+    /// A pool that is a DAX device is known by its number, by whatever node a process has mapped it: here `/dev/null` plays it, and links play what the kernel
+    /// has in `map_files`.
+    #[test]
+    fn a_device_is_the_pool_through_any_node_and_another_one_is_not() {
+        let process = tempfile::tempdir().unwrap();
+        let (pool, map_files) = (Path::new("/dev/null"), process.path().join("map_files"));
+        fs::create_dir(&map_files).unwrap();
+        let file = fs::metadata(pool).unwrap();
+        let (major, minor) = (rustix::fs::major(file.st_dev()), rustix::fs::minor(file.st_dev()));
+        let regular = process.path().join("maps");
+        let mappings = [
+            // By the node that the configuration names, which is known without a look at `map_files`.
+            ("100000-300000", "s", format!("{major:02x}:{minor:02x} {}", file.st_ino()), None),
+            ("400000-800000", "s", "00:1a 4711".to_owned(), Some(pool)),
+            // Another device, a file, something that is gone, and a copy of the guest's own.
+            ("1000000-2000000", "s", "00:1a 4712".to_owned(), Some(Path::new("/dev/zero"))),
+            ("3000000-4000000", "s", "00:1a 4713".to_owned(), Some(regular.as_path())),
+            ("5000000-6000000", "s", "00:1a 4714".to_owned(), None),
+            ("7000000-8000000", "p", "00:1a 4711".to_owned(), Some(pool)),
+        ];
+        let line = |(range, shared, file, _): &(&str, &str, String, _)| {
+            format!("{range} rw-{shared} 00000000 {file} /dev/dax0.0\n")
+        };
+        fs::write(&regular, mappings.iter().map(line).collect::<String>()).unwrap();
+        for (range, _, _, node) in &mappings {
+            if let Some(node) = node {
+                std::os::unix::fs::symlink(node, map_files.join(range)).unwrap();
+            }
+        }
+        assert_eq!(mapped(process.path(), pool).unwrap(), 2 * MIB + 4 * MIB);
+        // Where the pool is a file, no device is it.
+        assert_eq!(mapped(process.path(), &regular).unwrap(), 0);
+        assert!(mapped(&process.path().join("gone"), pool).unwrap_err().to_string().contains("maps"));
     }
 
     #[test]
