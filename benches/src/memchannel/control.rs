@@ -9,8 +9,6 @@ use mem_channel::{
 use super::fabric::Thread;
 use super::parameters::Fabric;
 
-const EGRESS: ElementId = ElementId(0);
-
 pub(super) struct Control {
     parameters: Parameters,
     hosts: Vec<(Host, Peers)>,
@@ -18,12 +16,22 @@ pub(super) struct Control {
     sequence: u32,
 }
 
+/// Host ports have odd numbers, and egress ports even ones.
 fn port(host: usize) -> ElementId {
-    ElementId(u32::try_from(host + 1).unwrap_or(u32::MAX))
+    ElementId(u32::try_from(2 * host + 1).unwrap_or(u32::MAX))
+}
+
+fn egress(place: usize) -> ElementId {
+    ElementId(u32::try_from(2 * place).unwrap_or(u32::MAX))
 }
 
 impl Control {
-    pub(super) fn new(fabric: &Fabric, threads: &[Thread], hosts: usize) -> Result<Self> {
+    pub(super) fn new(
+        fabric: &Fabric,
+        threads: &[Thread],
+        hosts: usize,
+        egress_ports: usize,
+    ) -> Result<Self> {
         let parameters = Parameters {
             t_w_us: fabric.t_w_us,
             k_us: fabric.k_us,
@@ -34,14 +42,14 @@ impl Control {
             .map(|_| Ok((Host::new(parameters)?, Peers::new(10.0 * parameters.k_us))))
             .collect::<Result<_>>()?;
         for (index, (host, _)) in hosts.iter_mut().enumerate() {
-            for element in [EGRESS, port(index)] {
+            for element in (0..egress_ports).map(egress).chain([port(index)]) {
                 host.set_element(element, fabric.link_gb_s * 1e9 * fabric.told)?;
             }
             host.set_tenant(TenantId(0), TenantOptions { weight: 1.0 })?;
         }
         let mut mchannels = Vec::new();
         for thread in threads {
-            let path = vec![port(thread.host), EGRESS];
+            let path = vec![port(thread.host), egress(thread.egress)];
             let id =
                 hosts[thread.host].0.open(&MchannelOptions { tenant: TenantId(0), weight: 1.0, path })?;
             mchannels.push((thread.host, id, parameters.t_w_us));
@@ -71,13 +79,15 @@ impl Control {
         Ok(*run_us * 1000.0)
     }
 
-    /// A host's K is over. `overloaded`: L of its port and of the egress port.
-    pub(super) fn sample(&mut self, host: usize, at_port: f64, at_egress: f64, now_us: f64) -> Result<()> {
+    /// A host's K is over. `at_port` and `at_egress`: L of its port and of each egress port.
+    pub(super) fn sample(&mut self, host: usize, at_port: f64, at_egress: &[f64], now_us: f64) -> Result<()> {
         self.sequence += 1;
         let records = {
             let ours = &mut self.hosts[host].0;
             ours.observe(port(host), at_port)?;
-            ours.observe(EGRESS, at_egress)?;
+            for (place, overloaded) in at_egress.iter().enumerate() {
+                ours.observe(egress(place), *overloaded)?;
+            }
             ours.sample(self.parameters.k_us).to_vec()
         };
         for (line, record) in (0..).zip(&records) {

@@ -12,6 +12,11 @@ const COUNT_US: f64 = 200.0;
 /// Some K in which shares swing around where they belong.
 const COUNT_CONTROLLED_US: f64 = 20_000.0;
 
+/// Instructions that a core of Golden Cove has under way at most, those that a line takes in a loop, and how many it retires at 2.1 GHz.
+const WINDOW: f64 = 512.0;
+const LOAD_INSTRUCTIONS: f64 = 4.0;
+const RETIRED_PER_NS: f64 = 6.0 * 2.1;
+
 /// Threads of each program in Figure 11, at the heaviest.
 const PAIR_THREADS: u32 = 15;
 
@@ -23,11 +28,11 @@ pub(super) fn run(fabric: &Fabric, streams: &[Stream], controlled: bool) -> Resu
 
 fn blocks(fabric: &Fabric, host: usize, write: bool, threads: u32) -> Stream {
     let in_flight = if write { fabric.block_writes } else { fabric.block_reads };
-    Stream { host, write, in_flight, block: 64, threads }
+    Stream { host, write, in_flight, block: 64, threads, egress: 0, pause_ns: 0.0 }
 }
 
 fn lone(write: bool) -> Stream {
-    Stream { host: 0, write, in_flight: 1.0, block: 1, threads: 1 }
+    Stream { host: 0, write, in_flight: 1.0, block: 1, threads: 1, egress: 0, pause_ns: 0.0 }
 }
 
 /// Contending traffic on the same host, or half of it on each of two others: one port alone cannot congest another one.
@@ -59,7 +64,7 @@ fn copy_beside(fabric: &Fabric, lines: u32, threads: u32) -> Result<f64> {
     let one_way = |write: bool| {
         let most = if write { fabric.block_writes } else { fabric.block_reads };
         let in_flight = f64::from(lines).min(most);
-        let others = |host, threads| Stream { host, write, in_flight, block: lines, threads };
+        let others = |host, threads| Stream { block: lines, threads, in_flight, host, ..lone(write) };
         let streams = [lone(write), others(1, threads / 2), others(2, threads - threads / 2)];
         Ok(run(fabric, &streams, false)?[0].latency_ns)
     };
@@ -94,12 +99,56 @@ pub(super) fn strided(fabric: &Fabric, write: bool, stride: f64) -> Result<f64> 
     // Of what the prefetcher is ahead by, one line in `stride` is of use, and it gets going one time in `stride`.
     let useful = without + fabric.prefetched / (stride * stride);
     let useless = fabric.prefetched / stride * (1.0 - 1.0 / stride);
-    let of_use = Stream { host: 0, write, in_flight: useful, block: 1, threads: 4 };
+    let of_use = Stream { in_flight: useful, threads: 4, ..lone(write) };
     let mut streams = vec![of_use];
     if useless > 0.0 {
         streams.push(Stream { in_flight: useless.max(0.25), ..of_use });
     }
     Ok(run(fabric, &streams, false)?[0].rate)
+}
+
+/// Figure 5: four cores that read line after line with so many NOPs between; GB/s.
+///
+/// What keeps loads under way beside each other becomes less in two ways: of a core's window fewer instructions are loads, and the prefetcher, which follows the
+/// loads as they are issued, is ahead by as many fewer. And between two loads a core is busy for as long as it takes to retire the NOPs.
+pub(super) fn perturbed(fabric: &Fabric, nops: f64) -> Result<f64> {
+    let in_window = WINDOW / (nops + LOAD_INSTRUCTIONS);
+    let under_way = (fabric.strided_reads + fabric.prefetched).min(in_window).max(1.0);
+    let pause_ns = (nops + LOAD_INSTRUCTIONS) / RETIRED_PER_NS;
+    let stream = Stream { in_flight: under_way, threads: 4, pause_ns, ..lone(false) };
+    Ok(run(fabric, &[stream], false)?[0].rate)
+}
+
+/// Two egress ports: how much longer a lone read takes through one that nobody else uses, on a host whose other threads fill the other one. Their lines stand before it in
+/// the lanes of the host's port.
+pub(super) fn beside_another_egress(fabric: &Fabric) -> Result<f64> {
+    let elsewhere = Stream { egress: 1, ..lone(false) };
+    let alone = run(fabric, &[elsewhere], false)?[0].latency_ns;
+    let mut streams = vec![elsewhere];
+    streams.extend(contending(fabric, false, false, whole(fabric.background)));
+    // Two other hosts send through the full one, too: it is the egress port that is short, and not this host's own.
+    streams.extend(contending(fabric, true, false, whole(fabric.background)));
+    Ok(run(fabric, &streams, false)?[0].latency_ns / alone)
+}
+
+/// Two egress ports with programs of a host each, and contending threads of two other hosts through the first one: what a program gets through the second one with
+/// control, as a part of what it has alone.
+pub(super) fn left_alone(fabric: &Fabric, app: &App, controlled: bool) -> Result<f64> {
+    let through = |egress| Stream { egress, ..app.stream(fabric.program_threads()) };
+    let alone = run(fabric, &[through(1)], false)?[0].rate;
+    let mut streams = vec![Stream { host: 3, ..through(1) }, through(0)];
+    streams.extend(contending(fabric, true, false, whole(fabric.background)));
+    Ok(run(fabric, &streams, controlled)?[0].rate / alone)
+}
+
+/// What responses say of the egress port's load (DevLoad) while a program and contending threads of its host share it: the parts of the four levels.
+pub(super) fn levels(fabric: &Fabric, app: &App, controlled: bool) -> Result<[f64; 4]> {
+    let mut streams = vec![app.stream(fabric.program_threads())];
+    streams.extend(contending(fabric, true, false, whole(fabric.background)));
+    let mut simulation = Simulation::new(fabric, &streams, controlled)?;
+    simulation.run(if controlled { SETTLE_CONTROLLED_US } else { SETTLE_US })?;
+    simulation.run(if controlled { COUNT_CONTROLLED_US } else { COUNT_US })?;
+    Ok(simulation.levels())
 }
 
 /// A program of Figures 9 to 11: its lines under way per thread.
@@ -111,7 +160,7 @@ pub(super) struct App {
 
 impl App {
     fn stream(&self, threads: u32) -> Stream {
-        Stream { host: 0, write: false, in_flight: self.in_flight, block: 1, threads }
+        Stream { in_flight: self.in_flight, threads, ..lone(false) }
     }
 }
 
@@ -174,4 +223,56 @@ pub(super) fn fit(measured: f64, least: f64, mut find: impl FnMut(f64) -> Result
         }
     }
     Ok(f64::midpoint(low, high))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAPER: Fabric = Fabric::PAPER;
+
+    #[test]
+    fn a_full_egress_port_holds_up_what_goes_to_another_one_behind_it_and_nothing_else() {
+        let held_up = beside_another_egress(&PAPER).unwrap();
+        assert!(held_up > 1.5, "{held_up}");
+        // From other hosts nothing stands before it.
+        let elsewhere = Stream { egress: 1, ..lone(false) };
+        let mut streams = vec![elsewhere];
+        streams.extend(contending(&PAPER, true, false, 40));
+        let beside = run(&PAPER, &streams, false).unwrap()[0].latency_ns;
+        assert!(beside < 1.01 * PAPER.idle_ns, "{beside} ns");
+    }
+
+    #[test]
+    fn two_egress_ports_carry_as_much_as_two_links() {
+        let through = |host, egress| Stream { egress, ..blocks(&PAPER, host, false, 20) };
+        let one = run(&PAPER, &[through(0, 0), through(1, 0)], false).unwrap();
+        let two = run(&PAPER, &[through(0, 0), through(1, 1)], false).unwrap();
+        let sum = |found: &[Found]| found.iter().map(|found| found.rate).sum::<f64>() / PAPER.link_gb_s;
+        assert!((sum(&one) - 1.0).abs() < 0.02 && (sum(&two) - 2.0).abs() < 0.04, "{one:?} {two:?}");
+    }
+
+    #[test]
+    fn responses_say_each_of_four_levels_of_load() {
+        for waiting in 0..200 {
+            let level = PAPER.level(waiting);
+            assert_eq!(level.is_overload(), f64::from(waiting) > PAPER.overload_lines, "{waiting} lines");
+        }
+        assert_eq!([0, 25, 73, 97].map(|waiting| PAPER.level(waiting).number()), [0, 1, 2, 3]);
+        let light = Simulation::new(&PAPER, &[lone(false)], false).and_then(|mut it| {
+            it.run(50.0)?;
+            Ok(it.levels())
+        });
+        assert!((light.unwrap()[0] - 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn nops_between_reads_leave_less_and_less() {
+        let found = [0.0, 16.0, 64.0, 256.0, 1024.0].map(|nops| perturbed(&PAPER, nops).unwrap());
+        assert!((found[0] - 21.9).abs() < 0.5, "{found:?}");
+        assert!(
+            found.windows(2).all(|pair| pair[1] <= pair[0] + 0.01) && found[4] < 0.2 * found[0],
+            "{found:?}"
+        );
+    }
 }

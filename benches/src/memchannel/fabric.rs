@@ -1,7 +1,7 @@
 //! A switched CXL fabric, event by event: cores with a limited number of lines under way, host ports with virtual lanes, a
-//! switch whose egress port gives credits, a device. One event is one cache line at one place.
+//! switch whose egress ports give credits, a device behind each of them. One event is one cache line at one place.
 //!
-//! Host ports take their virtual lanes in turn; a lane whose head has no credit blocks what is behind it. The switch gives its
+//! Host ports take their virtual lanes in turn; a lane whose head has no credit of the egress port that it goes to blocks what is behind it. An egress port gives its
 //! credits to whoever waits longest, so that they go to hosts in proportion to what these have under way (adaptive credit
 //! allocation). Reads use one direction of a link, writes the other.
 
@@ -9,6 +9,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use anyhow::Result;
+use mem_channel::DevLoad;
 use vcpu_slicing::Phase;
 
 use super::control::Control;
@@ -29,6 +30,10 @@ pub(super) struct Stream {
     /// Lines of a block: the next one begins when all of them have arrived. 1: line by line.
     pub(super) block: u32,
     pub(super) threads: u32,
+    /// Through which of the switch's egress ports.
+    pub(super) egress: usize,
+    /// What a core does between two lines, in ns: it asks for no more of them meanwhile.
+    pub(super) pause_ns: f64,
 }
 
 /// What a program did.
@@ -51,10 +56,14 @@ pub(super) struct Thread {
     number_in_stream: usize,
     write: bool,
     lane: usize,
+    pub(super) egress: usize,
     limit: u32,
     block: u32,
     block_left: u32,
     under_way: u32,
+    pause_ps: u64,
+    /// It asks for no line before that.
+    pauses_until_ps: u64,
     pub(super) stopped: bool,
     pub(super) moved: u64,
 }
@@ -66,21 +75,30 @@ struct Server {
     next_lane: usize,
     waiting: u32,
     busy: bool,
-    arrivals: u64,
-    overloaded: u64,
+    /// Lines that arrived since the last look, by the level of load that they found.
+    found: [u64; 4],
+}
+
+/// One direction of an egress port: lines, and how many more the switch has buffers for.
+#[derive(Default)]
+struct Egress {
+    server: Server,
+    credits: u32,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     /// A host port has sent a line (host, direction, thread, when issued).
     PortDone(u32, bool, u32, u64),
-    /// The egress port has.
-    EgressDone(bool, u32, u64),
+    /// An egress port has.
+    EgressDone(usize, bool, u32, u64),
     /// A line is back.
     Arrived(u32, u64),
     Window(u32),
     Stop(u32),
     Sample(u32),
+    /// A core has done what it does between two lines.
+    GoesOn(u32),
 }
 
 pub(super) struct Simulation {
@@ -88,13 +106,14 @@ pub(super) struct Simulation {
     pub(super) threads: Vec<Thread>,
     streams: usize,
     ports: Vec<[Server; 2]>,
-    egress: [Server; 2],
-    credits: [u32; 2],
+    egress: Vec<[Egress; 2]>,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     order: u64,
     now_ps: u64,
     control: Option<Control>,
     completed: Vec<(u64, u64)>,
+    /// Of the first egress port: lines that arrived by the level of load that they found, in the busier direction.
+    levels: [[u64; 4]; 2],
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "times are positive and short")]
@@ -121,7 +140,10 @@ impl Simulation {
                     number_in_stream: thread as usize,
                     write: stream.write,
                     lane: threads.len() % fabric.lanes(),
+                    egress: stream.egress,
                     limit: u32::try_from(limit).unwrap_or(1).max(1),
+                    pause_ps: ps(stream.pause_ns),
+                    pauses_until_ps: 0,
                     block: stream.block,
                     block_left: stream.block,
                     under_way: 0,
@@ -134,19 +156,23 @@ impl Simulation {
         let server = |lanes: usize| Server { lanes: vec![VecDeque::new(); lanes], ..Server::default() };
         let ports = (0..hosts).map(|_| [server(fabric.lanes()), server(fabric.lanes())]).collect();
         let credits = u32::try_from(ps(fabric.credits / 1000.0)).unwrap_or(1);
-        let control = if controlled { Some(Control::new(fabric, &threads, hosts)?) } else { None };
+        let egress_ports = streams.iter().map(|stream| stream.egress + 1).max().unwrap_or(1);
+        let egress = || Egress { server: server(1), credits };
+        let egress = (0..egress_ports).map(|_| [egress(), egress()]).collect::<Vec<_>>();
+        let control =
+            if controlled { Some(Control::new(fabric, &threads, hosts, egress_ports)?) } else { None };
         let mut simulation = Self {
             fabric: *fabric,
             threads,
             streams: streams.len(),
             ports,
-            egress: [server(1), server(1)],
-            credits: [credits; 2],
+            egress,
             events: BinaryHeap::new(),
             order: 0,
             now_ps: 0,
             control,
             completed: vec![(0, 0); streams.len()],
+            levels: [[0; 4]; 2],
         };
         simulation.begin();
         Ok(simulation)
@@ -176,6 +202,7 @@ impl Simulation {
     /// Runs for so long; what each stream did meanwhile.
     pub(super) fn run(&mut self, us: f64) -> Result<Vec<Found>> {
         self.completed = vec![(0, 0); self.streams];
+        self.levels = [[0; 4]; 2];
         let end_ps = self.now_ps + ps(us * 1000.0);
         while let Some(Reverse((at_ps, _, event))) = self.events.pop() {
             if at_ps > end_ps {
@@ -194,6 +221,13 @@ impl Simulation {
         Ok(self.completed.iter().map(found).collect())
     }
 
+    /// The parts of lines, from the last run, that found the first egress port at each level of load, in the busier direction.
+    pub(super) fn levels(&self) -> [f64; 4] {
+        let busier =
+            if sum(&self.levels[0]) >= sum(&self.levels[1]) { self.levels[0] } else { self.levels[1] };
+        busier.map(|lines| number(lines) / number(sum(&busier).max(1)))
+    }
+
     fn at(&mut self, at_ps: u64, event: Event) {
         self.order += 1;
         self.events.push(Reverse((at_ps, self.order, event)));
@@ -203,23 +237,28 @@ impl Simulation {
         match event {
             Event::PortDone(host, write, thread, issued_ps) => {
                 self.ports[host as usize][usize::from(write)].busy = false;
-                let egress = &mut self.egress[usize::from(write)];
-                let over = f64::from(egress.waiting) > self.fabric.overload_lines;
-                egress.arrivals += 1;
-                egress.overloaded += u64::from(over);
+                let place = self.threads[thread as usize].egress;
+                let egress = &mut self.egress[place][usize::from(write)].server;
+                let level = self.fabric.level(egress.waiting);
+                egress.found[usize::from(level.number())] += 1;
+                if place == 0 {
+                    self.levels[usize::from(write)][usize::from(level.number())] += 1;
+                }
                 egress.lanes[0].push_back(Line { thread, issued_ps });
                 egress.waiting += 1;
-                self.serve_egress(write);
+                self.serve_egress(place, write);
                 self.serve_ports(write);
             }
-            Event::EgressDone(write, thread, issued_ps) => {
-                self.egress[usize::from(write)].busy = false;
-                self.credits[usize::from(write)] += 1;
+            Event::EgressDone(place, write, thread, issued_ps) => {
+                let egress = &mut self.egress[place][usize::from(write)];
+                egress.server.busy = false;
+                egress.credits += 1;
                 let rest = ps(self.fabric.idle_ns) - ps(2.0 * self.fabric.line_ns());
                 self.at(self.now_ps + rest, Event::Arrived(thread, issued_ps));
-                self.serve_egress(write);
+                self.serve_egress(place, write);
                 self.serve_ports(write);
             }
+            Event::GoesOn(thread) => self.issue(thread),
             Event::Arrived(thread, issued_ps) => self.arrived(thread, issued_ps),
             Event::Window(thread) => {
                 if let Some(control) = self.control.as_mut() {
@@ -237,9 +276,12 @@ impl Simulation {
             Event::Stop(thread) => self.threads[thread as usize].stopped = true,
             Event::Sample(host) => {
                 let port = overloaded(&mut self.ports[host as usize]);
-                let egress = overloaded(&mut self.egress);
+                let seen = |[reads, writes]: &mut [Egress; 2]| {
+                    overloaded_part(&mut reads.server).max(overloaded_part(&mut writes.server))
+                };
+                let egress: Vec<f64> = self.egress.iter_mut().map(seen).collect();
                 if let Some(control) = self.control.as_mut() {
-                    control.sample(host as usize, port, egress, number(self.now_ps) / 1e6)?;
+                    control.sample(host as usize, port, &egress, number(self.now_ps) / 1e6)?;
                     let k_ns = control.k_ns();
                     self.at(self.now_ps + ps(k_ns), Event::Sample(host));
                 }
@@ -265,15 +307,26 @@ impl Simulation {
         let state = &mut self.threads[thread as usize];
         let (host, write, lane) = (state.host, state.write, state.lane);
         let mut issued = false;
-        while !state.stopped && state.under_way < state.limit && (state.block_left > 0 || state.block == 1) {
+        let mut goes_on = None;
+        while !state.stopped
+            && self.now_ps >= state.pauses_until_ps
+            && state.under_way < state.limit
+            && (state.block_left > 0 || state.block == 1)
+        {
             state.under_way += 1;
             state.block_left = state.block_left.saturating_sub(1);
             let port = &mut self.ports[host][usize::from(write)];
-            port.arrivals += 1;
-            port.overloaded += u64::from(f64::from(port.waiting) > self.fabric.overload_lines);
+            port.found[usize::from(self.fabric.level(port.waiting).number())] += 1;
             port.lanes[lane].push_back(Line { thread, issued_ps: self.now_ps });
             port.waiting += 1;
             issued = true;
+            if state.pause_ps > 0 {
+                state.pauses_until_ps = self.now_ps + state.pause_ps;
+                goes_on = Some(state.pauses_until_ps);
+            }
+        }
+        if let Some(at_ps) = goes_on {
+            self.at(at_ps, Event::GoesOn(thread));
         }
         if issued {
             self.serve_ports(write);
@@ -283,7 +336,7 @@ impl Simulation {
     /// Gives credits to the ports that can use one, the longest waiting first.
     fn serve_ports(&mut self, write: bool) {
         let side = usize::from(write);
-        while self.credits[side] > 0 {
+        loop {
             let mut best: Option<(u64, usize, usize)> = None;
             for (host, port) in self.ports.iter().enumerate() {
                 let server = &port[side];
@@ -292,8 +345,12 @@ impl Simulation {
                 }
                 let lanes = server.lanes.len();
                 let mut turn = (0..lanes).map(|step| (server.next_lane + step) % lanes);
+                let may_go = |head: &&Line| {
+                    let place = self.threads[head.thread as usize].egress;
+                    self.egress[place][side].credits > 0
+                };
                 let Some((lane, head)) =
-                    turn.find_map(|lane| server.lanes[lane].front().map(|head| (lane, head)))
+                    turn.find_map(|lane| server.lanes[lane].front().filter(may_go).map(|head| (lane, head)))
                 else {
                     continue;
                 };
@@ -307,15 +364,15 @@ impl Simulation {
             server.waiting -= 1;
             server.next_lane = (lane + 1) % server.lanes.len();
             server.busy = true;
-            self.credits[side] -= 1;
+            self.egress[self.threads[first.thread as usize].egress][side].credits -= 1;
             let done = self.now_ps + ps(self.fabric.line_ns());
             let host = u32::try_from(host).unwrap_or(0);
             self.at(done, Event::PortDone(host, write, first.thread, first.issued_ps));
         }
     }
 
-    fn serve_egress(&mut self, write: bool) {
-        let server = &mut self.egress[usize::from(write)];
+    fn serve_egress(&mut self, place: usize, write: bool) {
+        let server = &mut self.egress[place][usize::from(write)].server;
         if server.busy {
             return;
         }
@@ -323,14 +380,22 @@ impl Simulation {
         server.waiting -= 1;
         server.busy = true;
         let done = self.now_ps + ps(self.fabric.line_ns());
-        self.at(done, Event::EgressDone(write, line.thread, line.issued_ps));
+        self.at(done, Event::EgressDone(place, write, line.thread, line.issued_ps));
     }
 }
 
-/// The part of lines that found too many before them, in the worse direction, since the last call.
-fn overloaded(link: &mut [Server; 2]) -> f64 {
-    link.iter_mut().fold(0.0, |most, server| {
-        let (arrivals, over) = (std::mem::take(&mut server.arrivals), std::mem::take(&mut server.overloaded));
-        most.max(number(over) / number(arrivals.max(1)))
-    })
+/// The part of lines that found moderate or severe overload, in the worse direction, since the last call.
+fn overloaded([reads, writes]: &mut [Server; 2]) -> f64 {
+    overloaded_part(reads).max(overloaded_part(writes))
+}
+
+fn overloaded_part(server: &mut Server) -> f64 {
+    let found = std::mem::take(&mut server.found);
+    let over =
+        DevLoad::ALL.into_iter().zip(found).filter(|(level, _)| level.is_overload()).map(|(_, lines)| lines);
+    number(over.sum()) / number(sum(&found).max(1))
+}
+
+fn sum(lines: &[u64; 4]) -> u64 {
+    lines.iter().sum()
 }

@@ -3,8 +3,8 @@
 use anyhow::Result;
 
 use super::experiments::{
-    App, beside_blocks, blocks_against_lines, cached, contended, fills_the_link, fit, gap, harmless_block,
-    strided,
+    App, beside_another_egress, beside_blocks, blocks_against_lines, cached, contended, fills_the_link, fit,
+    gap, harmless_block, left_alone, perturbed, strided,
 };
 use super::parameters::{Fabric, whole};
 use crate::report::Goal;
@@ -158,8 +158,44 @@ pub(super) fn all(fabric: &Fabric, apps: &Apps) -> Result<Vec<Row>> {
             );
         }
     }
+    perturbing(fabric, &mut rows)?;
     controlled(fabric, apps, &mut rows)?;
+    egress_ports(fabric, apps, &mut rows)?;
     Ok(rows.0)
+}
+
+/// Figure 5. Of its figures the text has the one without NOPs, which is Table 1's stride 1; of the others it says that they drop significantly.
+fn perturbing(fabric: &Fabric, rows: &mut Rows) -> Result<()> {
+    let without = perturbed(fabric, 0.0)?;
+    rows.add("nops-0", "Fig. 5: read, no NOPs between", "GB/s", [21.9, without], true, characterisation);
+    for nops in [16.0, 64.0, 256.0, 1024.0] {
+        let what = format!("Fig. 5: read, {nops} NOPs between (no figure in the text)");
+        let goal = |_| Goal::AtMost(22.1);
+        rows.add(&format!("nops-{nops}"), &what, "GB/s", [f64::NAN, perturbed(fabric, nops)?], false, goal);
+    }
+    Ok(())
+}
+
+/// What the paper has no figures of: more than one egress port.
+fn egress_ports(fabric: &Fabric, apps: &Apps, rows: &mut Rows) -> Result<()> {
+    let blocked = beside_another_egress(fabric)?;
+    let at_least = |_| Goal::AtLeast(1.0);
+    rows.add(
+        "other-egress",
+        "lone read through an idle egress port, the other one full",
+        "x",
+        [f64::NAN, blocked],
+        false,
+        at_least,
+    );
+    for (how, slug, controlled) in [("without", "without", false), ("with", "with", true)] {
+        let kept = left_alone(fabric, &apps.bwaves, controlled)? * 100.0;
+        let what = format!("Bwaves through an egress port of its own, {how} control");
+        rows.add(&format!("own-egress-{slug}"), &what, "% of alone", [f64::NAN, kept], false, |_| {
+            Goal::AtLeast(95.0)
+        });
+    }
+    Ok(())
 }
 
 fn controlled(fabric: &Fabric, apps: &Apps, rows: &mut Rows) -> Result<()> {

@@ -33,6 +33,9 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
     let apps = figures::fit_apps(&fabric)?;
     let rows = figures::all(&fabric, &apps)?;
     let curves = summary::curves(&fabric, &apps)?;
+    let levels = [false, true].map(|controlled| experiments::levels(&fabric, &apps.bwaves, controlled));
+    let [without, with] = levels;
+    let levels = [without?, with?];
     let scale = scale::run()?;
     let mut sensitivity = Vec::new();
     if !options.no_sensitivity {
@@ -45,5 +48,5 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
             }
         }
     }
-    summary::write(&summary::Findings { fabric, apps, rows, curves, scale, sensitivity }, output)
+    summary::write(&summary::Findings { fabric, apps, rows, curves, levels, scale, sensitivity }, output)
 }

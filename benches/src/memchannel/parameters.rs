@@ -1,5 +1,7 @@
 //! What the fabric and its users are like, and where each figure comes from.
 
+use mem_channel::DevLoad;
+
 /// The parameters. The paper's system: Xeon Gold 6530, one port of eight lanes, an XConn switch.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fabric {
@@ -30,7 +32,8 @@ pub(super) struct Fabric {
     pub(super) strided_writes: f64,
     /// Lines that the prefetcher adds at stride 1; of these one in stride² is of use. Fitted to stride 2 (Table 1).
     pub(super) prefetched: f64,
-    /// A response says overload if it found more lines waiting than this. Chosen with control, among 64, 256 and this: three quarters of the egress port's
+    /// A response says moderate overload if it found more lines waiting than this, severe overload from a quarter more on, where hardly a buffer of the egress port is
+    /// left, and optimal load from a third of it on. Chosen with control, among 64, 256 and this: three quarters of the egress port's
     /// buffers.
     pub(super) overload_lines: f64,
     /// δ, the part of responses with overload that is taken for congestion. Chosen with control, for use of the link.
@@ -65,6 +68,13 @@ impl Fabric {
         t_w_us: 100.0,
         k_us: 500.0,
     };
+
+    /// What a response says of the load of a port where so many lines wait (DevLoad).
+    pub(super) fn level(&self, waiting: u32) -> DevLoad {
+        let waiting = f64::from(waiting);
+        let above = [self.overload_lines / 3.0, self.overload_lines, self.overload_lines * 1.25];
+        DevLoad::ALL[above.iter().filter(|lines| waiting > **lines).count()]
+    }
 
     /// A line on a link, in ns.
     pub(super) fn line_ns(&self) -> f64 {
