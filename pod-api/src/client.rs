@@ -439,8 +439,17 @@ impl Client {
 
     /// Metrics in the text format of Prometheus.
     pub fn metrics(&self) -> Result<String, ClientError> {
+        self.metrics_with(&[])
+    }
+
+    /// The same of the controller that leads, whichever replica is asked, as far as it answers: what daemons count only that one knows.
+    pub fn metrics_of_leader(&self) -> Result<String, ClientError> {
+        self.metrics_with(&[("leader", "true")])
+    }
+
+    fn metrics_with(&self, query: &[(&str, &str)]) -> Result<String, ClientError> {
         self.runtime.block_on(async {
-            let response = self.send::<()>(Method::GET, &["metrics"], &[], None).await?;
+            let response = self.send::<()>(Method::GET, &["metrics"], query, None).await?;
             let response = self.refusal(response).await?;
             response.text().await.map_err(|error| self.garbled(&error))
         })

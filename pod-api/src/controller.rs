@@ -11,12 +11,15 @@ pub struct ControllerList {
 /// One of the controllers of the pod.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Controller {
-    /// Its number: which of the pool's slots for controllers it has.
+    /// Its number. It has this slot for controllers of the pool, unless it runs outside.
     pub replica: u16,
     /// Whether it decides, as far as the one knows that answers. The others follow it.
     pub leads: bool,
     /// Whether it is the one that answers.
     pub answers: bool,
+    /// Whether it runs outside of the pod: it votes, and never leads.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub outside: bool,
     /// How many changes it has yet to get; only the one that leads knows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub behind_changes: Option<u64>,

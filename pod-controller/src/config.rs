@@ -11,7 +11,7 @@ mod tls;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use cxl_pool::{LineCount, Pool};
+use cxl_pool::{Area, LineCount, Pool};
 use pod_api::ByteSize;
 use pod_protocol::config::{ConfigError, PoolSection, RunSection, parse_toml};
 use pod_protocol::daemon::check_log_level;
@@ -290,6 +290,11 @@ impl Config {
         Ok(())
     }
 
+    /// Whether this is a replica outside of the pod, which does not open the pool.
+    pub fn is_outside(&self) -> bool {
+        self.replication.as_ref().is_some_and(|section| section.outside)
+    }
+
     /// Where a replica's log is.
     pub fn replica_log(&self) -> PathBuf {
         let log = self.replication.as_ref().and_then(|section| section.log.clone());
@@ -369,12 +374,12 @@ impl Config {
         self.run.fence() * 11 / 10 + Duration::from_millis(10)
     }
 
-    /// The core's options for a pool.
-    pub fn options(&self, pool: &Pool) -> Options {
+    /// The core's options for a pool; without one they are of no pod.
+    pub fn options(&self, pool: Option<&Pool>) -> Options {
         let sockets = self.run_directory().sockets();
         Options {
-            pool: pool.superblock().uuid,
-            data: pool.layout().data(),
+            pool: pool.map_or(Uuid::nil(), |pool| pool.superblock().uuid),
+            data: pool.map_or(Area::default(), |pool| pool.layout().data()),
             tx_area: LineCount::covering(self.controller.tx_area.get()),
             rx_area: LineCount::covering(self.controller.rx_area.get()),
             data_area: LineCount::covering(self.controller.data_area.get()),
@@ -383,7 +388,7 @@ impl Config {
             rx_quota_buffers: self.controller.rx_quota_buffers,
             disk_queues: self.controller.disk_queues,
             socket_name_bytes_max: SOCKET_PATH_BYTES_MAX.saturating_sub(sockets.as_os_str().len() + 1),
-            regions_max: pool.layout().region_slots() as usize,
+            regions_max: pool.map_or(0, |pool| pool.layout().region_slots() as usize),
             nic_leases_max: pod_state::NIC_LEASES_MAX,
             placement: PlacementPolicy {
                 nic_overcommit_percent: self.controller.nic_overcommit_percent,

@@ -31,7 +31,7 @@ pub use conductor::{Conductor, Delays};
 pub use etcd::EtcdController;
 #[cfg(test)]
 pub(crate) use handle::Shared;
-pub(crate) use handle::{Desk, Peers, Removal, Reply, Request};
+pub(crate) use handle::{Desk, Look, Peers, Removal, Reply, Request};
 pub use handle::{Handle, Office, Sample, SubmitError};
 pub(crate) use keeper::Keeper;
 use pool_world::PoolWorld;
@@ -88,7 +88,7 @@ impl<M: Memory> Tenure<M> {
         (mut keeper, recovered): (Keeper, Recovered),
         (replica, desk): (ReplicaId, &Desk),
     ) -> Result<Self, ControllerError> {
-        let mut options = config.options(pool);
+        let mut options = config.options(Some(pool));
         // Whoever else has the pool is noticed before anything is kept.
         let protocol = config.run.protocol;
         let office = (replica, recovered.term, protocol);
@@ -229,7 +229,7 @@ impl Controller {
         recovered.term = SeenTerms::of_pool(pool, ReplicaId::default()).above(recovered.term);
         store.keep_term(recovered.term)?;
         let events = std::mem::take(&mut recovered.events);
-        let state = recovered.state.clone().unwrap_or_else(|| State::new(config.options(pool)));
+        let state = recovered.state.clone().unwrap_or_else(|| State::new(config.options(Some(pool))));
         let (desk, handle) = Desk::new(pool, config, &state, events)?;
         let office = (ReplicaId::default(), &desk);
         let tenure = AnyTenure::open(pool, config, (Keeper::File(store), recovered), office)?;

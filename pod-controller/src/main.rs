@@ -98,14 +98,19 @@ fn run(arguments: &Arguments, stop: &StopSignal) -> anyhow::Result<Exit> {
     config.controller.adopt_pool = arguments.adopt_pool.or(config.controller.adopt_pool);
     config.run.protocol = arguments.protocol_minor.unwrap_or_default();
     config.controller.store = arguments.store.clone().or(config.controller.store);
-    let pool = Arc::new(Pool::open(&config.pool.path)?);
-    cxl_pool::poison::watch(&pool, &config.pool.path, None)?;
+    let pool = if config.is_outside() {
+        None
+    } else {
+        let pool = Arc::new(Pool::open(&config.pool.path)?);
+        cxl_pool::poison::watch(&pool, &config.pool.path, None)?;
+        Some(pool)
+    };
     if let Some(parent) = config.controller.state.parent() {
         std::fs::create_dir_all(parent)
             .with_context(|| format!("cannot create {} for the state file", parent.display()))?;
     }
     let access = Access::open(&config.access_policy())?;
-    let (core, handle) = open(&pool, &config, arguments.bootstrap)?;
+    let (core, handle) = open(pool.as_ref(), &config, arguments.bootstrap)?;
     let listeners = runtime.block_on(Listeners::bind(&config.listen(), config.listen_tcp()))?;
     let address = listeners.tcp_address();
     let reload = Reload::new(&arguments.config, &loaded, (&access, &handle), &listeners, core.replica());
@@ -149,14 +154,21 @@ async fn reload_on(mut hangup: Signal, mut reload: Reload) {
     }
 }
 
-fn open(pool: &Arc<Pool>, config: &Config, bootstrap: bool) -> anyhow::Result<(Core, Handle)> {
-    if let Some((address, credentials)) = config.etcd().map_err(anyhow::Error::msg)? {
+fn open(pool: Option<&Arc<Pool>>, config: &Config, bootstrap: bool) -> anyhow::Result<(Core, Handle)> {
+    let (replica, etcd) = (config.replication.as_ref(), config.etcd().map_err(anyhow::Error::msg)?);
+    let Some(pool) = pool else {
+        // Only a replica does without one.
+        let section = replica.context("there is no pool, and no [replication]")?;
+        let (replica, handle) = with_silent_panics(|| Replica::open(None, config, section, bootstrap))?;
+        return Ok((Core::Replica(Box::new(replica)), handle));
+    };
+    if let Some((address, credentials)) = etcd {
         let (controller, handle) =
             with_silent_panics(|| EtcdController::open(pool, config, (address, &credentials), bootstrap))?;
         return Ok((Core::Etcd(Box::new(controller)), handle));
     }
-    if let Some(section) = &config.replication {
-        let (replica, handle) = with_silent_panics(|| Replica::open(pool, config, section, bootstrap))?;
+    if let Some(section) = replica {
+        let (replica, handle) = with_silent_panics(|| Replica::open(Some(pool), config, section, bootstrap))?;
         return Ok((Core::Replica(Box::new(replica)), handle));
     }
     anyhow::ensure!(

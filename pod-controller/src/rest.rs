@@ -9,6 +9,7 @@ mod connection;
 mod controllers;
 mod devices;
 mod drains;
+mod elsewhere;
 mod events;
 mod health;
 mod hex;
@@ -49,6 +50,7 @@ use crate::controller::Handle;
 use crate::replication::FORWARDED_MAX;
 
 pub use access::{Access, AccessPolicy, Role, TokenError};
+pub(crate) use elsewhere::{Looks, Seen};
 pub use listen::{ListenError, Listeners, TcpPolicy};
 pub use problem::Failure;
 pub use tls::{CertificateName, KnownClient, ParseCertificateNameError, TlsError, TlsPolicy};
@@ -72,6 +74,12 @@ struct Description;
 
 /// The whole API.
 pub fn router(handle: Handle) -> Router {
+    let elsewhere = middleware::from_fn_with_state(handle.clone(), elsewhere::of_leader);
+    router_here(handle).layer(elsewhere).layer(middleware::from_fn(limit_time))
+}
+
+/// The same, of what is known here.
+fn router_here(handle: Handle) -> Router {
     let (router, mut description) = OpenApiRouter::with_openapi(Description::openapi())
         .routes(routes!(hosts::list))
         .routes(routes!(hosts::get, hosts::delete))
@@ -135,7 +143,6 @@ pub fn router(handle: Handle) -> Router {
         .method_not_allowed_fallback(wrong_method)
         .layer(middleware::from_fn(change::note_key))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
-        .layer(middleware::from_fn(limit_time))
         .with_state(handle)
 }
 

@@ -46,6 +46,12 @@ pub struct Waiting {
 #[derive(Clone, Debug)]
 pub struct PoolFacts {
     path: String,
+    /// None where the pool is not reached: then the state says all that is known of it.
+    reached: Option<Reached>,
+}
+
+#[derive(Clone, Debug)]
+struct Reached {
     uuid: String,
     coherence: String,
     size_bytes: u64,
@@ -56,10 +62,17 @@ impl PoolFacts {
     pub fn new(path: &Path, superblock: &Superblock) -> Self {
         Self {
             path: path.display().to_string(),
-            uuid: superblock.uuid.to_string(),
-            coherence: superblock.mode.to_string(),
-            size_bytes: superblock.size_bytes,
+            reached: Some(Reached {
+                uuid: superblock.uuid.to_string(),
+                coherence: superblock.mode.to_string(),
+                size_bytes: superblock.size_bytes,
+            }),
         }
+    }
+
+    /// Of one that is not reached from here.
+    pub fn outside(path: &Path) -> Self {
+        Self { path: path.display().to_string(), reached: None }
     }
 }
 
@@ -74,6 +87,12 @@ impl View {
     /// The version of the whole: grows with every change of anything.
     pub fn version(&self) -> String {
         self.state.index.to_string()
+    }
+
+    /// Which pool it is.
+    fn pool_uuid(&self) -> String {
+        let reached = self.facts.reached.as_ref();
+        reached.map_or_else(|| self.state.options.pool.to_string(), |pool| pool.uuid.clone())
     }
 
     /// What would be if this were carried out. Nothing is.

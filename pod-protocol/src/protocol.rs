@@ -178,28 +178,32 @@ pub(crate) fn of_grantor<M: Memory>(
 /// What the members of a pod say of themselves in the pool, for whoever shows it. Looking is cheap, and disturbs nobody.
 #[derive(Clone)]
 pub struct Spoken {
-    memory: SoftwareMemory,
-    layout: Layout,
+    /// None where no pool is reached.
+    pool: Option<(SoftwareMemory, Layout)>,
 }
 
 impl Spoken {
     /// In this pool, of either mode: the careful way to read is right for both.
     pub fn new(pool: &Pool) -> Self {
-        Self { memory: pool.software(), layout: pool.layout().clone() }
+        Self { pool: Some((pool.software(), pool.layout().clone())) }
+    }
+
+    /// Where no pool is reached, so that nobody says anything.
+    pub const fn nowhere() -> Self {
+        Self { pool: None }
     }
 
     /// What the daemon speaks that has, or had when it died, this slot.
     pub fn by_endpoint(&self, endpoint: EndpointId) -> Option<Protocol> {
-        if !self.layout.has(endpoint) {
-            return None;
-        }
-        Hello::look(&self.memory, self.layout.hello(endpoint)).map(|hello| hello.protocol.into())
+        let (memory, layout) = self.pool.as_ref().filter(|(_, layout)| layout.has(endpoint))?;
+        Hello::look(memory, layout.hello(endpoint)).map(|hello| hello.protocol.into())
     }
 
     /// What a controller replica speaks, or spoke when it was there last.
     pub fn by_replica(&self, replica: ReplicaId) -> Option<Protocol> {
-        let known = self.layout.replicas().any(|slot| slot == replica);
-        let hello = known.then(|| ReplicaHello::look(&self.memory, self.layout.replica_hello(replica)))?;
+        let (memory, layout) = self.pool.as_ref()?;
+        let known = layout.replicas().any(|slot| slot == replica);
+        let hello = known.then(|| ReplicaHello::look(memory, layout.replica_hello(replica)))?;
         hello.map(|hello| hello.protocol.into())
     }
 }

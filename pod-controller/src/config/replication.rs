@@ -18,6 +18,9 @@ pub struct ReplicationSection {
     /// The file with its log; beside the state file, and named like it with `.replica`, unless given.
     #[serde(default)]
     pub log: Option<PathBuf>,
+    /// Whether it runs outside of the pod, on a machine that does not reach the pool: it votes and never leads.
+    #[serde(default)]
+    pub outside: bool,
     /// How often the leader tells the others that it lives.
     #[serde(default = "default_heartbeat_ms")]
     pub heartbeat_ms: u64,
@@ -108,6 +111,13 @@ impl ReplicationSection {
                  times as much for the other"
             ));
         }
+        if self.outside && self.tcp.is_none() {
+            return Err(
+                "replication.outside = true: without the pool there is only the network, so add [replication.tcp], here and to all \
+                 other replicas"
+                    .to_owned(),
+            );
+        }
         self.tcp.as_ref().map_or(Ok(()), |tcp| tcp.check(self.replica))
     }
 }
@@ -184,6 +194,7 @@ mod tests {
         for (replica, tcp, word) in [
             ("replica = 0\nheartbeat-ms = 1", String::new(), "heartbeat-ms"),
             ("replica = 0\nheartbeat-ms = 50", String::new(), "election-ms"),
+            ("replica = 0\noutside = true", String::new(), "[replication.tcp]"),
             ("replica = 3", tcp("'a:1', 'b:1', 'c:1'"), "this one included"),
             ("replica = 0", tcp("'a:1', 'b:1', 'a:1'"), "twice"),
             ("replica = 0", tcp("'a:1', 'b'"), "HOST:PORT"),

@@ -60,7 +60,7 @@ impl EtcdController {
             return Err(error.into());
         } else {
             let (state, events) = before.map_or((None, Vec::new()), |before| (before.state, before.events));
-            let state = state.unwrap_or_else(|| State::new(config.options(pool)));
+            let state = state.unwrap_or_else(|| State::new(config.options(Some(pool))));
             store.begin(&state, events.clone())?;
             recovered.state = Some(state.clone());
             recovered.events = events;
@@ -105,7 +105,7 @@ impl EtcdController {
                     }
                 }
                 Err(error) if is_away(&error) => {
-                    self.handle.set_store_available(false);
+                    self.handle.set_store_away(Some(error.to_string()));
                     self.handle.forget_measured();
                     tracing::warn!("{error}");
                 }
@@ -119,8 +119,8 @@ impl EtcdController {
         let handle = self.handle.clone();
         loss.on_loss(move || handle.look());
         let handle = self.handle.clone();
-        loss.on_silence(move |silent| handle.set_store_available(!silent));
-        self.handle.set_store_available(true);
+        loss.on_silence(move |silent| handle.set_store_away(silent));
+        self.handle.set_store_away(None);
         let kept = (Keeper::Etcd(Box::new(store)), recovered);
         let tenure = AnyTenure::open(&self.pool, &self.config, kept, (ReplicaId::default(), &self.desk))?;
         Ok(InOffice { tenure, loss })
@@ -137,6 +137,7 @@ impl EtcdController {
                 Err(error) if is_away(&error) => error.to_string(),
                 Err(error) => return Err(error),
             };
+            self.handle.set_store_away(Some(away.clone()));
             let until = Instant::now() + TRY_EVERY;
             loop {
                 let left = until.saturating_duration_since(Instant::now());

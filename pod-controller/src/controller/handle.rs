@@ -18,6 +18,7 @@ use crate::balance::{BalancePolicy, LoadHistory, LoadPicture};
 use crate::config::Config;
 use crate::journal::Journal;
 use crate::replication::Sight;
+use crate::rest::Seen;
 use crate::view::{PoolFacts, View, Waiting};
 
 /// Where to answer a wish.
@@ -50,10 +51,29 @@ impl Desk {
         events: Vec<Event>,
     ) -> Result<(Self, Handle), PortError> {
         let facts = PoolFacts::new(&config.pool.path, pool.superblock());
+        Self::over((facts, Spoken::new(pool)), config, state, events)
+    }
+
+    /// Of one that does not reach the pool.
+    pub(crate) fn outside(
+        config: &Config,
+        state: &State,
+        events: Vec<Event>,
+    ) -> Result<(Self, Handle), PortError> {
+        let facts = PoolFacts::outside(&config.pool.path);
+        Self::over((facts, Spoken::nowhere()), config, state, events)
+    }
+
+    fn over(
+        (facts, spoken): (PoolFacts, Spoken),
+        config: &Config,
+        state: &State,
+        events: Vec<Event>,
+    ) -> Result<(Self, Handle), PortError> {
         let sockets = config.run_directory().sockets();
         let load = LoadHistory::new(config.balance_policy()).picture(Instant::now());
         let view = View::new(state, facts, sockets);
-        let spoken = (config.run.protocol, Spoken::new(pool));
+        let spoken = (config.run.protocol, spoken);
         let shared = Arc::new(Shared::new(Journal::new(events), view, load, spoken));
         let (sender, requests) = mpsc::channel();
         let waker = PortWaker::new()?;
@@ -79,6 +99,8 @@ pub(crate) trait Peers: Send + Sync + std::fmt::Debug {
     fn remove(&self, replica: ReplicaId) -> Removal;
     /// Says whether it would be removed.
     fn try_removing(&self, replica: ReplicaId) -> Removal;
+    /// What the one that leads answers to a `GET` of this path, if that is another one.
+    fn look(&self, path: &str) -> Look;
     /// Whether one of them leads, and whether that is this one: a leader that a majority does not answer leads nobody.
     fn office(&self) -> Office;
 }
@@ -94,6 +116,9 @@ pub struct Office {
 
 /// What becomes of a removal.
 pub(crate) type Removal = Pin<Box<dyn Future<Output = Result<(), SubmitError>> + Send>>;
+
+/// What becomes of a look.
+pub(crate) type Look = Pin<Box<dyn Future<Output = Option<Seen>> + Send>>;
 
 /// An endpoint's last telemetry.
 #[derive(Clone, Debug)]
@@ -111,8 +136,8 @@ pub(crate) struct Shared {
     pub(super) view: watch::Sender<Arc<View>>,
     /// Its end was seen. What is asked before it began waits for it.
     pub(super) stopped: AtomicBool,
-    /// Whoever keeps what is decided does not answer.
-    store_away: AtomicBool,
+    /// Why whoever keeps what is decided does not, where that is so.
+    store_away: Mutex<Option<String>>,
     /// The other controllers, where there are any.
     peers: OnceLock<Arc<dyn Peers>>,
     telemetry: Mutex<BTreeMap<EndpointId, Sample>>,
@@ -131,7 +156,7 @@ impl Shared {
             journal,
             view: watch::Sender::new(Arc::new(view)),
             stopped: AtomicBool::new(false),
-            store_away: AtomicBool::new(false),
+            store_away: Mutex::default(),
             peers: OnceLock::new(),
             telemetry: Mutex::default(),
             balance: Mutex::new(load.policy),
@@ -146,6 +171,11 @@ impl Shared {
     pub(crate) fn show(&self, state: Arc<State>, waiting: Waiting, told: Vec<Event>) {
         self.view.send_modify(|view| *view = Arc::new(view.updated(state, waiting)));
         self.journal.add(told);
+    }
+
+    fn store_away(&self) -> MutexGuard<'_, Option<String>> {
+        // It is put in whole, whoever panicked.
+        self.store_away.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn telemetry(&self) -> MutexGuard<'_, BTreeMap<EndpointId, Sample>> {
@@ -178,6 +208,12 @@ pub enum SubmitError {
         "none of the controller replicas leads: a majority of them has to run and to reach each other; try again soon"
     )]
     NoLeader,
+    /// The same, and of those that can lead none is reached.
+    #[error(
+        "none of the controller replicas that this one reaches can lead: it is outside of the pod, and of those that reach the pool none \
+         is connected ({0}); start one of them, or see that the network lets it through"
+    )]
+    NoLeaderOutside(String),
     /// Whoever was to keep it was lost meanwhile.
     #[error(
         "it is open whether this was done, since another controller leads by now or etcd does not answer: look, or send it \
@@ -199,6 +235,21 @@ impl SubmitError {
     /// A replica cannot be removed, since it is the only member.
     pub(crate) fn only_replica(replica: impl Display) -> Self {
         let detail = format!("controller replica {replica} is the only one: it cannot be removed");
+        Self::Refused(Refusal { kind: RefusalKind::Busy, detail })
+    }
+
+    /// Nobody leads, and these are not reached, which could.
+    pub(crate) fn no_leader_outside(unreached: &[ReplicaId]) -> Self {
+        let names: Vec<String> = unreached.iter().map(|replica| format!("replica {replica}")).collect();
+        Self::NoLeaderOutside(names.join(", "))
+    }
+
+    /// A replica cannot be removed, since those that would be left and answer are outside of the pod.
+    pub(crate) fn none_in_pod(replica: impl Display) -> Self {
+        let detail = format!(
+            "controller replica {replica} cannot be removed: of the others none answers that reaches the pool, so nobody could lead; \
+             start one of those first"
+        );
         Self::Refused(Refusal { kind: RefusalKind::Busy, detail })
     }
 
@@ -301,14 +352,14 @@ impl Handle {
         self.shared.peers.get().map_or(alone, |peers| peers.office())
     }
 
-    /// Whether what is decided can be kept, as far as is known: an etcd that does not answer is noticed within seconds.
-    pub fn is_store_available(&self) -> bool {
-        !self.shared.store_away.load(Ordering::Acquire)
+    /// Why what is decided cannot be kept, and what to do, as far as is known: an etcd that does not answer is noticed within seconds.
+    pub fn store_away(&self) -> Option<String> {
+        self.shared.store_away().clone()
     }
 
-    /// Whether whoever keeps what is decided answers.
-    pub(crate) fn set_store_available(&self, available: bool) {
-        self.shared.store_away.store(!available, Ordering::Release);
+    /// Why whoever keeps what is decided does not; none if it does.
+    pub(crate) fn set_store_away(&self, why: Option<String>) {
+        *self.shared.store_away() = why;
     }
 
     /// What is known now.
@@ -325,7 +376,14 @@ impl Handle {
     pub fn controllers(&self) -> Vec<api::Controller> {
         let alone = || {
             let protocol = Some(self.shared.spoken.0.to_string());
-            vec![api::Controller { replica: 0, leads: true, answers: true, behind_changes: None, protocol }]
+            vec![api::Controller {
+                replica: 0,
+                leads: true,
+                answers: true,
+                outside: false,
+                behind_changes: None,
+                protocol,
+            }]
         };
         self.shared.peers.get().map_or_else(alone, |peers| peers.list())
     }
@@ -405,6 +463,11 @@ impl Handle {
                 format!("what devices carry is not known here: ask controller replica {replica}, which leads")
             },
         ))
+    }
+
+    /// What another controller that leads answers to a `GET` of this path. None where there is none, or it does not answer.
+    pub(crate) async fn look_at_leader(&self, path: &str) -> Option<Seen> {
+        self.shared.peers.get()?.look(path).await
     }
 
     /// The last telemetry of every endpoint.

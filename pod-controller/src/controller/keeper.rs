@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use cxl_pool::ReplicaId;
 use pod_api::Event;
 use pod_state::{Command, State};
 
 use super::ControllerError;
-use crate::replication::Proposer;
+use crate::replication::{Member, Proposer};
 use crate::store::Store;
 use crate::store::etcd::EtcdStore;
 
@@ -60,7 +59,7 @@ impl Keeper {
     }
 
     /// The replicas that have to understand what is kept.
-    pub(super) fn voters(&self) -> Vec<ReplicaId> {
+    pub(super) fn voters(&self) -> Vec<Member> {
         match self {
             Self::Replicas(proposer) => proposer.voters(),
             Self::File(_) | Self::Etcd(_) => Vec::new(),

@@ -53,8 +53,11 @@ impl<M: Memory> World for PoolWorld<M> {
         };
         let daemons = self.port.spoken().filter(|(endpoint, _, alive)| *alive || takes_part(*endpoint));
         let daemons = daemons.map(|(_, protocol, _)| protocol);
-        let replicas = self.keeper.voters().into_iter().map(|replica| {
-            let hello = ReplicaHello::look(&self.memory, self.layout.replica_hello(replica));
+        let replicas = self.keeper.voters().into_iter().map(|voter| {
+            if let Some(minor) = voter.outside {
+                return Protocol::of_minor(minor);
+            }
+            let hello = ReplicaHello::look(&self.memory, self.layout.replica_hello(voter.replica));
             // One that has not been there since the pool was made: it may know as little as any.
             hello.map_or(Protocol::of_minor(0), |hello| hello.protocol.into())
         });

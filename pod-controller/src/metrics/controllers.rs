@@ -9,7 +9,7 @@ pub(super) fn add(page: &mut Page, handle: &Handle) {
     page.number("controller_has_leader", has_leader, office.has_leader.into());
     page.number("controller_leads", "Whether this controller is the one that leads", office.leads.into());
     let available = "Whether what is decided can be kept, as far as this controller goes";
-    page.number("store_available", available, handle.is_store_available().into());
+    page.number("store_available", available, handle.store_away().is_none().into());
     let behind = "Changes that a controller replica has yet to get; whoever leads knows";
     let behind = page.gauges("controller_behind_changes", behind);
     if office.leads {

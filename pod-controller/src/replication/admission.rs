@@ -1,14 +1,17 @@
 //! How replicas become members, and cease to be.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use cxl_pool::ReplicaId;
+use openraft::ChangeMembers;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use super::change::{LogOwner, Member, Raft};
-use super::post::{Answer, Post, Question};
+use super::post::{Answer, Question};
+use super::replica::{Standing, leader};
 use super::roll::Roll;
 
 /// How often a replica asks that is no member yet.
@@ -37,6 +40,8 @@ pub(crate) enum Dismissal {
     Last,
     /// Too few would be left that answer: these do not.
     TooFew(Vec<ReplicaId>),
+    /// None would be left that answers and can lead.
+    NoneInPod,
 }
 
 /// Who may change the members: one at a time.
@@ -52,15 +57,17 @@ impl Register {
     }
 
     /// Makes the owner of a log a member, in the place of a log that this replica had before.
-    pub(super) async fn admit(&self, replica: ReplicaId, owner: LogOwner) -> Result<(), String> {
+    pub(super) async fn admit(&self, member: Member, owner: LogOwner) -> Result<(), String> {
         let _turn = self.turn.lock().await;
+        let replica = member.replica;
         if is_member(&self.raft, owner) {
-            return Ok(());
+            return self.describe(member, owner).await;
         }
         tracing::info!(%replica, "becomes a member");
         let admission = async {
-            let learning = self.raft.add_learner(owner, Member { replica }, true).await;
+            let learning = self.raft.add_learner(owner, member.clone(), true).await;
             learning.map_err(|error| error.to_string())?;
+            self.describe(member, owner).await?;
             // A change that was not ended, since whoever led it died, ends with this one.
             let mut voters = self.agreed_voters();
             voters.retain(|voter| self.replica_of(*voter) != Some(replica));
@@ -70,6 +77,17 @@ impl Register {
         };
         let outcome = tokio::time::timeout(ADMISSION_MAX, admission).await;
         outcome.unwrap_or_else(|_| Err("it did not get everything in time".to_owned()))
+    }
+
+    /// Has all know this of a member, such as that it is outside of the pod now.
+    async fn describe(&self, member: Member, owner: LogOwner) -> Result<(), String> {
+        if is_known_as(&self.raft, owner, &member) {
+            return Ok(());
+        }
+        let change = ChangeMembers::SetNodes(BTreeMap::from([(owner, member)]));
+        let change = tokio::time::timeout(ADMISSION_MAX, self.raft.change_membership(change, true));
+        let outcome = change.await.map_err(|_| "no majority answers".to_owned())?;
+        outcome.map(|_| ()).map_err(|error| error.to_string())
     }
 
     /// The others do not count on this replica any more.
@@ -106,7 +124,9 @@ impl Register {
         if after.is_empty() {
             return Ok(Err(Dismissal::Last));
         }
+        let since = Instant::now();
         Ok(match self.too_few_answer([&before, &after]).await? {
+            None if !after.iter().any(|voter| self.can_lead(*voter, since)) => Err(Dismissal::NoneInPod),
             None => Ok(after),
             Some(silent) => Err(Dismissal::TooFew(silent)),
         })
@@ -132,6 +152,16 @@ impl Register {
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
+    }
+
+    /// Whether this member reaches the pool, and is this one or has answered since.
+    fn can_lead(&self, voter: LogOwner, since: Instant) -> bool {
+        let is_in_pod = {
+            let metrics = self.raft.metrics();
+            let metrics = metrics.borrow();
+            metrics.membership_config.membership().get_node(&voter).is_some_and(Member::is_in_pod)
+        };
+        is_in_pod && (self.elected() == Some(voter) || self.roll.has_answered(voter, since))
     }
 
     /// Whether this replica leads, and a majority of the members has answered it lately.
@@ -192,21 +222,31 @@ fn is_member(raft: &Raft, owner: LogOwner) -> bool {
     matches!(sets.as_slice(), [voters] if voters.contains(&owner))
 }
 
-/// Asks the others whenever this replica is no member, or hears of no leader: it may have been dismissed while it was away. So it does
+/// Whether all know this of the owner of a log.
+fn is_known_as(raft: &Raft, owner: LogOwner, member: &Member) -> bool {
+    let metrics = raft.metrics();
+    let metrics = metrics.borrow();
+    metrics.membership_config.membership().get_node(&owner) == Some(member)
+}
+
+/// Asks the others whenever this replica is no member, or is known as something that it is not, or hears of no leader: it may have been dismissed while it was away. So it does
 /// while a change of members is under way, for whoever led that may have died: the next leader ends it then.
-pub(super) async fn stay_member(raft: Raft, post: Post, owner: LogOwner, others: Vec<ReplicaId>) {
+pub(super) async fn stay_member(standing: Arc<Standing>, member: Member, others: Vec<ReplicaId>) {
+    let (raft, post, owner) = (&standing.raft, &standing.post, standing.owner);
     let mut asked: u32 = 0;
     let mut leaderless: u32 = 0;
     loop {
-        let is_led = raft.metrics().borrow().current_leader.is_some();
+        let is_led = leader(&standing).is_some();
         leaderless = if is_led { 0 } else { leaderless.saturating_add(1) };
-        if is_member(&raft, owner) && leaderless < LEADERLESS_MAX {
+        let is_known = is_member(raft, owner) && is_known_as(raft, owner, &member);
+        if is_known && leaderless < LEADERLESS_MAX {
             asked = 0;
             tokio::time::sleep(ASK_EVERY).await;
             continue;
         }
         for other in &others {
-            match post.ask(*other, Question::Admit { owner }, ANSWER_MAX).await {
+            let question = Question::Admit { owner, outside: member.outside };
+            match post.ask(*other, question, ANSWER_MAX).await {
                 Ok(Answer::Admitted) => break,
                 Ok(Answer::Failed(reason)) => tracing::warn!(replica = %other, reason, "not admitted yet"),
                 Ok(_) | Err(_) => {}

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use cxl_pool::{Memory, Pool, ReplicaId, regions};
 use pod_state::State;
@@ -14,8 +15,7 @@ use crate::store::{Recovered, Store, StoreError};
 
 /// Prepares the first change of all, where this replica is to begin.
 pub(super) async fn begin<M: Memory>(
-    pool: &Pool,
-    memory: &M,
+    (pool, memory): (&Arc<Pool>, &M),
     config: &Config,
     (me, owner): (ReplicaId, LogOwner),
     raft: &Raft,
@@ -39,11 +39,11 @@ pub(super) async fn begin<M: Memory>(
     } else {
         (None, Recovered { state: None, events: Vec::new(), term: 0 })
     };
-    let state = Box::new(recovered.state.unwrap_or_else(|| State::new(config.options(pool))));
+    let state = Box::new(recovered.state.unwrap_or_else(|| State::new(config.options(Some(pool)))));
     let terms = recovered.term.max(SeenTerms::look(memory, pool.layout(), me).highest());
     let change = Change::Begin { state, events: recovered.events, terms };
     if !initialized {
-        let members = BTreeMap::from([(owner, Member { replica: me })]);
+        let members = BTreeMap::from([(owner, Member::in_pod(me))]);
         raft.initialize(members).await.map_err(|error| ended(error.to_string()))?;
     }
     Ok(Some((change, file)))

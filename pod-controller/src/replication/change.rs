@@ -79,6 +79,22 @@ pub(crate) enum Outcome {
 /// What the members know of one of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Member {
-    /// Which slot of the pool it has.
+    /// Its number. It has this slot of the pool, unless it is outside of the pod.
     pub(crate) replica: ReplicaId,
+    /// Of one outside of the pod, the minor of the protocol that it speaks: of others it stands in the pool. Replicas of earlier versions
+    /// skip it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) outside: Option<u16>,
+}
+
+impl Member {
+    /// One that reaches the pool.
+    pub(crate) const fn in_pod(replica: ReplicaId) -> Self {
+        Self { replica, outside: None }
+    }
+
+    /// Whether it can lead.
+    pub(crate) const fn is_in_pod(&self) -> bool {
+        self.outside.is_none()
+    }
 }

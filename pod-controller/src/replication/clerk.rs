@@ -3,39 +3,60 @@
 use std::sync::Arc;
 
 use cxl_pool::ReplicaId;
+use openraft::raft::AppendEntriesResponse;
 
 use super::admission::Register;
-use super::change::{LogOwner, Raft};
+use super::change::{LogOwner, Member, Raft};
+use super::outside::stand_for;
 use super::post::{Answer, Clerk, Question};
 use super::replica::{Standing, leads};
 use crate::controller::{Handle, SubmitError};
+use crate::rest::Looks;
 
 /// Answers other replicas.
 pub(super) fn clerk(standing: Arc<Standing>, handle: Handle, register: Arc<Register>) -> Clerk {
+    let looks = Looks::default();
     Arc::new(move |from, question| {
         let (standing, handle, register) = (Arc::clone(&standing), handle.clone(), Arc::clone(&register));
-        Box::pin(async move { answer(&standing, &handle, &register, from, question).await })
+        let looks = looks.clone();
+        Box::pin(async move { answer(standing, (&handle, &looks), &register, from, question).await })
     })
 }
 
 async fn answer(
-    standing: &Standing,
-    handle: &Handle,
+    standing: Arc<Standing>,
+    (handle, looks): (&Handle, &Looks),
     register: &Register,
     from: ReplicaId,
     question: Question,
 ) -> Answer {
     let failed = |error: String| Answer::Failed(error);
     match question {
-        Question::Append { .. } | Question::Vote { .. } | Question::Snapshot { .. } => {
-            answer_for_raft(&standing.raft, standing.owner, question).await
+        Question::Append { .. } | Question::Snapshot { .. } => {
+            let answer = answer_for_raft(&standing.raft, standing.owner, question).await;
+            let refused =
+                matches!(&answer, Answer::Append(AppendEntriesResponse::HigherVote(_)) | Answer::Failed(_));
+            if let Some(outside) = standing.outside.as_ref().filter(|_| !refused) {
+                outside.note_leader();
+            }
+            answer
+        }
+        Question::Vote { ref request, .. } => {
+            let asked = (request.vote.leader_id().term, request.last_log_id);
+            let answer = answer_for_raft(&standing.raft, standing.owner, question).await;
+            if let (true, Answer::Vote(answer)) = (standing.outside.is_some(), &answer) {
+                // Whoever asked does not wait for that.
+                tokio::spawn(stand_for(standing, from, asked, answer.clone()));
+            }
+            answer
         }
         Question::Submit { .. }
         | Question::Waiting
+        | Question::Look { .. }
         | Question::Admit { .. }
         | Question::Dismiss { .. }
         | Question::TryDismissing { .. }
-            if !leads(standing) =>
+            if !leads(&standing) =>
         {
             Answer::NotLeading
         }
@@ -48,10 +69,13 @@ async fn answer(
             let view = handle.view();
             Answer::Waiting((view.state.index, view.waiting.clone()))
         }
-        Question::Admit { owner } => match register.admit(from, owner).await {
-            Ok(()) => Answer::Admitted,
-            Err(reason) => failed(reason),
-        },
+        Question::Look { path } => Answer::Seen(looks.answer(handle, &path).await),
+        Question::Admit { owner, outside } => {
+            match register.admit(Member { replica: from, outside }, owner).await {
+                Ok(()) => Answer::Admitted,
+                Err(reason) => failed(reason),
+            }
+        }
         Question::Dismiss { replica } => match register.dismiss(replica).await {
             Ok(dismissal) => Answer::Dismissed(dismissal),
             Err(reason) => failed(reason),

@@ -5,15 +5,20 @@ use std::time::Duration;
 
 use cxl_pool::ReplicaId;
 use pod_api as api;
-use pod_protocol::protocol::Spoken;
+use pod_protocol::protocol::{Protocol, Spoken};
 
 use super::admission::{Dismissal, Register};
+use super::change::Member;
 use super::post::{Answer, PostError, Question};
 use super::replica::{Standing, leader, leads};
-use crate::controller::{Office, Peers, Removal, SubmitError};
+use crate::controller::{Look, Office, Peers, Removal, SubmitError};
 
 /// How long a removal may take.
 const REMOVAL_MAX: Duration = Duration::from_secs(30);
+/// The first minor of the protocol in which whoever leads shows others something. Before, the question is not understood.
+const SHOWS_SINCE: u16 = 1;
+/// How long whoever leads may take to show something.
+const LOOK_MAX: Duration = Duration::from_secs(2);
 /// How long it may take to say what would become of one.
 const TRY_MAX: Duration = Duration::from_secs(20);
 
@@ -32,6 +37,7 @@ impl std::fmt::Debug for Colleagues {
 
 impl Peers for Colleagues {
     fn list(&self) -> Vec<api::Controller> {
+        let leader = leader(&self.standing);
         let metrics = self.standing.raft.metrics();
         let metrics = metrics.borrow();
         let members = metrics.membership_config.membership();
@@ -40,17 +46,22 @@ impl Peers for Colleagues {
             let matched = metrics.replication.as_ref()?.get(&owner)?;
             Some(last.saturating_sub(matched.map_or(0, |id| id.index + 1)))
         };
-        let protocol = |replica| Some(self.spoken.by_replica(replica)?.to_string());
+        let protocol = |member: &Member| {
+            let outside = member.outside.map(Protocol::of_minor);
+            Some(outside.or_else(|| self.spoken.by_replica(member.replica))?.to_string())
+        };
         // While that changes, those before: until the change has ended nothing is decided without a majority of them.
         let voters = members.get_joint_config().first().into_iter().flatten().copied();
         let mut controllers: Vec<api::Controller> = voters
             .filter_map(|owner| {
+                let member = members.get_node(&owner)?;
                 Some(api::Controller {
-                    replica: members.get_node(&owner)?.replica.get(),
-                    leads: metrics.current_leader == Some(owner),
+                    replica: member.replica.get(),
+                    leads: metrics.current_leader == Some(owner) && leader == Some(member.replica),
                     answers: owner == self.standing.owner,
+                    outside: !member.is_in_pod(),
                     behind_changes: behind(owner),
-                    protocol: protocol(members.get_node(&owner)?.replica),
+                    protocol: protocol(member),
                 })
             })
             .collect();
@@ -59,9 +70,25 @@ impl Peers for Colleagues {
     }
 
     fn office(&self) -> Office {
-        let leads = self.register.is_followed();
+        let leads = self.standing.outside.is_none() && self.register.is_followed();
         let follows = leader(&self.standing).is_some_and(|leader| leader != self.standing.me);
         Office { has_leader: leads || follows, leads }
+    }
+
+    fn look(&self, path: &str) -> Look {
+        let (standing, path) = (Arc::clone(&self.standing), path.to_owned());
+        Box::pin(async move {
+            let minor =
+                standing.machine.look(|known| known.state.as_ref().map(|it| it.options.protocol_minor));
+            let leader = leader(&standing).filter(|leader| *leader != standing.me)?;
+            if minor < Some(SHOWS_SINCE) {
+                return None;
+            }
+            match standing.post.ask(leader, Question::Look { path }, LOOK_MAX).await {
+                Ok(Answer::Seen(seen)) => seen,
+                _ => None,
+            }
+        })
     }
 
     fn remove(&self, replica: ReplicaId) -> Removal {
@@ -124,6 +151,7 @@ fn outcome(replica: ReplicaId, dismissal: Dismissal) -> Result<(), SubmitError> 
         Dismissal::Done => Ok(()),
         Dismissal::NoMember => Err(SubmitError::no_replica(replica)),
         Dismissal::Last => Err(SubmitError::only_replica(replica)),
+        Dismissal::NoneInPod => Err(SubmitError::none_in_pod(replica)),
         Dismissal::TooFew(silent) => Err(SubmitError::too_few_replicas(replica, &silent)),
     }
 }

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use openraft::raft::VoteRequest;
+use openraft::raft::{VoteRequest, VoteResponse};
 use openraft::{CommittedLeaderId, LogId, Vote};
 use tokio::time::Instant;
 
+use super::change::LogOwner;
 use super::replica::{ReplicationError, Standing};
 
 /// How long a leader may take to give up an office: for a moment after an election nobody else may stand for one.
@@ -24,14 +25,9 @@ pub(super) async fn elect_above(
     above: u64,
 ) -> Result<(), ReplicationError> {
     let since = Instant::now();
-    let nobody = !standing.owner;
-    // As much of the log as anybody can have.
-    let last = LogId::new(CommittedLeaderId::new(elected, standing.owner), u64::MAX);
     let term = above.max(elected).saturating_add(1);
     loop {
-        let request = VoteRequest::new(Vote::new(term, nobody), Some(last));
-        let answer = standing.raft.vote(request).await;
-        let answer = answer.map_err(|error| ReplicationError::Ended(error.to_string()))?;
+        let answer = vote_for_nobody(standing, term).await?;
         if answer.vote_granted {
             return Ok(());
         }
@@ -40,4 +36,17 @@ pub(super) async fn elect_above(
         }
         tokio::time::sleep(TRY_EVERY).await;
     }
+}
+
+/// Has this replica vote in a term for a candidate that there is not, unless it has heard of somebody who leads just now, or has voted in
+/// such a term.
+pub(super) async fn vote_for_nobody(
+    standing: &Standing,
+    term: u64,
+) -> Result<VoteResponse<LogOwner>, ReplicationError> {
+    let nobody = !standing.owner;
+    // As much of the log as anybody can have.
+    let last = LogId::new(CommittedLeaderId::new(term, standing.owner), u64::MAX);
+    let answer = standing.raft.vote(VoteRequest::new(Vote::new(term, nobody), Some(last))).await;
+    answer.map_err(|error| ReplicationError::Ended(error.to_string()))
 }

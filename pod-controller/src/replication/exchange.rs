@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 use cxl_pool::{Memory, Pool, ReplicaId};
 use pod_protocol::config::Wakeup;
 use pod_protocol::controller::PortWaker;
-use pod_protocol::replicas::{ReplicaPort, ReplicaPortError, ReplicaSlot};
+use pod_protocol::replicas::{ReplicaPort, ReplicaPortError, ReplicaSlot, lock_replica};
+use uuid::Uuid;
 
 use super::replica::ReplicationError;
-use super::tcp::{Tcp, TcpError, Trust};
+use super::tcp::{Place, Tcp, TcpError, Trust};
 use crate::config::{Config, ReplicationSection};
 
 /// Carries messages to and from the other replicas: whole, in order, or not at all. What is under way is lost when a
@@ -83,8 +84,40 @@ impl<M: Memory> AnyExchange<M> {
             )?));
         };
         let trust = Arc::new(Trust::open(tcp).map_err(TcpError::from)?);
-        let slot = ReplicaSlot::open(layout, memory.clone(), &run, place)?;
-        let (slots, uuid) = (layout.replicas().count(), pool.superblock().uuid);
-        Ok(Self::Tcp(Tcp::open(slot, waker, (me, slots, uuid), (tcp, trust))?))
+        let (addresses, slots) = (tcp.addresses.len(), layout.replicas().count());
+        if addresses > slots {
+            return Err(TcpError::TooMany { addresses, slots }.into());
+        }
+        let place = Place::Slot(Box::new(ReplicaSlot::open(layout, memory.clone(), &run, place)?));
+        Ok(Self::Tcp(Tcp::open(place, waker, (me, pool.superblock().uuid), (tcp, trust))?))
+    }
+
+    /// Of a replica outside of the pod, which knows of this pool, if of any.
+    pub(super) fn open_outside(
+        config: &Config,
+        section: &ReplicationSection,
+        waker: &PortWaker,
+        pool: Option<Uuid>,
+    ) -> Result<Self, ReplicationError> {
+        let me = ReplicaId::new(section.replica);
+        let Some(tcp) = &section.tcp else {
+            return Err(ReplicationError::Config("replication.outside needs [replication.tcp]".to_owned()));
+        };
+        let trust = Arc::new(Trust::open(tcp).map_err(TcpError::from)?);
+        let lock = lock_replica(&config.run_directory(), me)?;
+        let place = Place::Outside { _lock: lock, protocol: config.run.protocol };
+        // It is told by the others which one it is, unless it knows.
+        let pool = config.controller.adopt_pool.or(pool).unwrap_or_default();
+        Ok(Self::Tcp(Tcp::open(place, waker.clone(), (me, pool), (tcp, trust))?))
+    }
+}
+
+/// The other replicas that there may be.
+pub(super) fn others(pool: Option<&Pool>, section: &ReplicationSection) -> Vec<ReplicaId> {
+    let me = ReplicaId::new(section.replica);
+    let addresses = section.tcp.as_ref().map_or(0, |tcp| tcp.addresses.len());
+    match pool {
+        Some(pool) => pool.layout().replicas().filter(|replica| *replica != me).collect(),
+        None => (0..).map(ReplicaId::new).take(addresses).filter(|replica| *replica != me).collect(),
     }
 }

@@ -7,6 +7,7 @@ use cxl_pool::ReplicaId;
 use pod_state::Command;
 
 use super::machine::Machine;
+use super::outside::nobody_leads;
 use super::post::{Answer, PostError, Question};
 use super::replica::{Standing, leader, leads};
 use crate::controller::{Handle, Reply, SubmitError};
@@ -58,13 +59,22 @@ pub(super) async fn forward(standing: Arc<Standing>, handle: Handle, command: Co
         }
         tokio::time::sleep(FORWARD_AGAIN).await;
     }
-    let _ = reply.send(Err(SubmitError::NoLeader));
+    // As above.
+    let _ = reply.send(Err(nobody_leads(&standing).await));
 }
 
 /// Waits until this one does not lead any more.
 async fn lost(standing: &Standing, whom: ReplicaId) {
     let mut metrics = standing.raft.metrics();
-    while leader(standing) == Some(whom) && metrics.changed().await.is_ok() {}
+    loop {
+        if leader(standing) != Some(whom) {
+            return;
+        }
+        // One outside of the pod is told by nobody.
+        if let Ok(Err(_)) = tokio::time::timeout(FORWARD_AGAIN, metrics.changed()).await {
+            return;
+        }
+    }
 }
 
 /// Waits until a change is known here too.

@@ -20,6 +20,7 @@
 //! | `clerk` | what a replica answers others |
 //! | `colleagues` | what is shown of the replicas |
 //! | `elections` | what Raft is told of terms |
+//! | `outside` | one that does not reach the pool |
 //! | `replica` | the life of one replica |
 
 mod admission;
@@ -33,6 +34,7 @@ mod forwarding;
 mod log;
 mod machine;
 mod network;
+mod outside;
 mod post;
 mod proposer;
 mod raft_config;
@@ -41,7 +43,7 @@ mod replica;
 mod roll;
 mod tcp;
 
-pub(crate) use change::{Change, Outcome};
+pub(crate) use change::{Change, Member, Outcome};
 pub(crate) use forwarding::FORWARDED_MAX;
 pub(crate) use machine::{Knowledge, Known, Sight};
 pub(crate) use proposer::Proposer;

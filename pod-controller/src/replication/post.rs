@@ -23,6 +23,7 @@ use uuid::Uuid;
 use super::admission::Dismissal;
 use super::change::{LogOwner, Replicated};
 use super::exchange::Exchange;
+use crate::rest::Seen;
 use crate::view::Waiting;
 
 /// How long the thread sleeps at most; it is woken before when there is something to do.
@@ -45,8 +46,15 @@ pub(crate) enum Question {
     Submit { command: Box<Command> },
     /// What leases wait for, which only the leader knows.
     Waiting,
+    /// What the leader answers to a `GET` of this path. Replicas of earlier versions leave it unanswered.
+    Look { path: String },
     /// Whoever leads is to make the owner of this log a member.
-    Admit { owner: LogOwner },
+    Admit {
+        owner: LogOwner,
+        /// See [`Member`](super::change::Member).
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        outside: Option<u16>,
+    },
     /// Whoever leads is to have this replica not be a member any more.
     Dismiss { replica: ReplicaId },
     /// What would become of a dismissal. Replicas of earlier versions leave it unanswered.
@@ -67,6 +75,8 @@ pub(crate) enum Answer {
     Submitted(Result<u64, Refusal>),
     /// What leases wait for, in the state with this index.
     Waiting((u64, Waiting)),
+    /// What was to be shown; none where there is no such thing, or too much of it.
+    Seen(Option<Seen>),
     /// It is a member.
     Admitted,
     /// What became of a dismissal, or would.

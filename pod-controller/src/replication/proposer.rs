@@ -2,12 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use cxl_pool::ReplicaId;
 use openraft::error::{ClientWriteError, RaftError};
 use pod_api::Event;
 use pod_state::{Command, State};
 
-use super::change::{Change, Outcome, Raft};
+use super::change::{Change, Member, Outcome, Raft};
 use super::replica::{ReplicationError, catch_up};
 
 /// How long a majority may take. After that it is open whether the change will be made, and the leader begins anew from
@@ -36,11 +35,11 @@ impl Proposer {
     }
 
     /// Who votes.
-    pub(crate) fn voters(&self) -> Vec<ReplicaId> {
+    pub(crate) fn voters(&self) -> Vec<Member> {
         let metrics = self.raft.metrics();
         let metrics = metrics.borrow();
         let members = metrics.membership_config.membership();
-        members.voter_ids().filter_map(|owner| Some(members.get_node(&owner)?.replica)).collect()
+        members.voter_ids().filter_map(|owner| members.get_node(&owner).cloned()).collect()
     }
 
     /// Returns once it is certain that no other one leads, and that none will before this one has had the time to do what takes

@@ -20,7 +20,9 @@ const fn tick_ms(section: &ReplicationSection) -> u64 {
 /// wait, they would again and again, as long as they look at the same moments.
 fn election_timeout_ms(section: &ReplicationSection) -> Range<u64> {
     let tick = tick_ms(section);
-    let looks = (section.election_ms / 2 / tick).max(2) + u64::from(section.replica);
+    // One outside of the pod waits for nobody before it votes.
+    let number = if section.outside { 0 } else { u64::from(section.replica) };
+    let looks = (section.election_ms / 2 / tick).max(2) + number;
     // Well before that look, and well after the one before it.
     let latest = looks * tick - tick / 2;
     latest - (tick / 4).max(1)..latest
@@ -35,6 +37,8 @@ pub(super) fn raft_config(section: &ReplicationSection) -> Result<openraft::Conf
         heartbeat_interval: section.heartbeat_ms,
         election_timeout_min: soonest,
         election_timeout_max: latest,
+        // Who cannot lead stands for election only in place of others.
+        enable_elect: !section.outside,
         install_snapshot_timeout: 5000,
         max_payload_entries: 64,
         // They are made by the size of the log.
@@ -56,7 +60,14 @@ mod tests {
         for (heartbeat_ms, election_ms) in [(10, 40), (25, 120), (25, 1000), (100, 400), (1000, 60_000)] {
             let mut looks = std::collections::BTreeSet::new();
             for replica in 0..7 {
-                let section = ReplicationSection { replica, log: None, heartbeat_ms, election_ms, tcp: None };
+                let section = ReplicationSection {
+                    replica,
+                    log: None,
+                    outside: false,
+                    heartbeat_ms,
+                    election_ms,
+                    tcp: None,
+                };
                 raft_config(&section).expect("Raft takes it");
                 let (tick, wait) = (tick_ms(&section), election_timeout_ms(&section));
                 assert_eq!(

@@ -5,7 +5,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use cxl_pool::{CoherenceMode, ControllerHello, Memory, Pool, Record, ReplicaId};
+use cxl_pool::{CoherenceMode, ControllerHello, Memory, Pool, Record, ReplicaId, SoftwareMemory};
 use openraft::ServerState;
 use pod_protocol::controller::PortWaker;
 use pod_protocol::protocol::Spoken;
@@ -18,11 +18,12 @@ use super::change::{Change, LogOwner, Raft};
 use super::clerk::clerk;
 use super::colleagues::Colleagues;
 use super::elections::elect_above;
-use super::exchange::{AnyExchange, Exchange};
+use super::exchange::{AnyExchange, Exchange, others};
 use super::forwarding::{FORWARD_MAX, forward};
 use super::log::{Log, LogFile};
 use super::machine::Machine;
 use super::network::Network;
+use super::outside::{Outside, give_up_offices, lease};
 use super::post::{Answer, Outbox, Post, Question};
 use super::proposer::Proposer;
 use super::raft_config::raft_config;
@@ -70,6 +71,12 @@ pub enum ReplicationError {
     /// Raft does not take its configuration.
     #[error("the section [replication] makes no sense: {0}")]
     Config(String),
+    /// One outside of the pod cannot begin.
+    #[error(
+        "replication.outside = true: a replica outside of the pod cannot begin the pod's replicated life, since it does not reach the \
+         pool. Start one that does with --bootstrap, and this one without"
+    )]
+    BeginsOutside,
     /// Others have begun already.
     #[error(
         "this pool has controller replicas already: replica {0} has led it. Start this one without --bootstrap and it \
@@ -85,6 +92,8 @@ pub(super) struct Standing {
     pub(super) raft: Raft,
     pub(super) machine: Machine,
     pub(super) post: Post,
+    /// Of one that does not reach the pool.
+    pub(super) outside: Option<Outside>,
     /// The term for which this replica is elected; 0 for none.
     pub(super) elected: AtomicU64,
     /// The term in which it acts as a leader; 0 for none.
@@ -103,7 +112,8 @@ impl Standing {
 
 /// One of several controllers.
 pub struct Replica {
-    pool: Arc<Pool>,
+    /// None outside of the pod.
+    pool: Option<Arc<Pool>>,
     config: Config,
     standing: Arc<Standing>,
     handle: Handle,
@@ -118,23 +128,32 @@ pub struct Replica {
 }
 
 impl Replica {
-    /// Takes the replica's place. With `bootstrap` it begins the pod's replicated life, as the only one at first, with
-    /// the state file of a single controller if there is one.
+    /// Takes the replica's place, outside of the pod where there is no pool. With `bootstrap` it begins the pod's replicated life, as the
+    /// only one at first, with the state file of a single controller if there is one.
     pub fn open(
-        pool: &Arc<Pool>,
+        pool: Option<&Arc<Pool>>,
         config: &Config,
         section: &ReplicationSection,
         bootstrap: bool,
     ) -> Result<(Self, Handle), ControllerError> {
+        let Some(pool) = pool else {
+            if bootstrap {
+                return Err(ReplicationError::BeginsOutside.into());
+            }
+            return Self::open_over(None::<(&Arc<Pool>, &SoftwareMemory)>, config, section, false);
+        };
         match pool.superblock().mode {
-            CoherenceMode::Software => Self::open_over(pool, &pool.software(), config, section, bootstrap),
-            CoherenceMode::Hardware => Self::open_over(pool, &pool.hardware(), config, section, bootstrap),
+            CoherenceMode::Software => {
+                Self::open_over(Some((pool, &pool.software())), config, section, bootstrap)
+            }
+            CoherenceMode::Hardware => {
+                Self::open_over(Some((pool, &pool.hardware())), config, section, bootstrap)
+            }
         }
     }
 
     fn open_over<M: Memory>(
-        pool: &Arc<Pool>,
-        memory: &M,
+        pool: Option<(&Arc<Pool>, &M)>,
         config: &Config,
         section: &ReplicationSection,
         bootstrap: bool,
@@ -144,10 +163,16 @@ impl Replica {
         let owner = file.owner();
         let machine = Machine::open(Arc::clone(&file)).map_err(ReplicationError::from)?;
         let waker = PortWaker::new()?;
-        let exchange = AnyExchange::open(pool, memory, config, section, &waker)?;
-        // Nobody else is this replica, so a hello as the controller is from a life of it that was killed: the next
-        // election need not watch whether it beats.
-        ControllerHello::erase(memory, pool.layout().controller(me));
+        let known_pool = machine.look(|known| known.state.as_ref().map(|state| state.options.pool));
+        let exchange = match pool {
+            Some((pool, memory)) => AnyExchange::open(pool, memory, config, section, &waker)?,
+            None => AnyExchange::open_outside(config, section, &waker, known_pool)?,
+        };
+        if let Some((pool, memory)) = pool {
+            // Nobody else is this replica, so a hello as the controller is from a life of it that was killed: the next
+            // election need not watch whether it beats.
+            ControllerHello::erase(memory, pool.layout().controller(me));
+        }
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .thread_name("raft")
@@ -167,25 +192,32 @@ impl Replica {
             ))
             .map_err(|error| ReplicationError::Ended(error.to_string()))?;
         let known = machine.look(Clone::clone);
-        let begin = if known.state.is_some() {
-            retire(&config.controller.state)?;
-            None
-        } else {
-            runtime.block_on(begin(pool, memory, config, (me, owner), &raft, bootstrap))?
+        let begin = match pool {
+            _ if known.state.is_some() => {
+                retire(&config.controller.state)?;
+                None
+            }
+            Some(pool) => runtime.block_on(begin(pool, config, (me, owner), &raft, bootstrap))?,
+            None => None,
         };
-        let state = known.state.unwrap_or_else(|| State::new(config.options(pool)));
-        let (desk, handle) = Desk::new(pool, config, &state, known.events.into())?;
+        let pool = pool.map(|(pool, _)| pool);
+        let state = known.state.unwrap_or_else(|| State::new(config.options(pool.map(AsRef::as_ref))));
+        let (desk, handle) = match pool {
+            Some(pool) => Desk::new(pool, config, &state, known.events.into())?,
+            None => Desk::outside(config, &state, known.events.into())?,
+        };
         let standing = Arc::new(Standing {
             owner,
             me,
             raft,
             machine,
             post,
+            outside: pool.is_none().then(|| Outside::new(config.run.protocol.minor)),
             elected: AtomicU64::new(0),
             leading: AtomicU64::new(0),
         });
         let mut replica = Self {
-            pool: Arc::clone(pool),
+            pool: pool.map(Arc::clone),
             config: config.clone(),
             standing,
             handle: handle.clone(),
@@ -195,9 +227,10 @@ impl Replica {
             carrier: None,
             runtime,
         };
+        let others = others(replica.pool.as_deref(), section);
         match exchange {
-            AnyExchange::Pool(rings) => replica.start(rings, outbox, roll)?,
-            AnyExchange::Tcp(connections) => replica.start(connections, outbox, roll)?,
+            AnyExchange::Pool(rings) => replica.start(rings, outbox, roll, others)?,
+            AnyExchange::Tcp(connections) => replica.start(connections, outbox, roll, others)?,
         }
         Ok((replica, handle))
     }
@@ -214,10 +247,11 @@ impl Replica {
         exchange: impl Exchange + Send + 'static,
         outbox: Outbox,
         roll: Roll,
+        others: Vec<ReplicaId>,
     ) -> Result<(), ControllerError> {
         let (standing, runtime) = (&self.standing, self.runtime.handle().clone());
         let register = Arc::new(Register::new(standing.raft.clone(), roll));
-        let spoken = Spoken::new(&self.pool);
+        let spoken = self.pool.as_deref().map_or_else(Spoken::nowhere, Spoken::new);
         let colleagues =
             Colleagues { standing: Arc::clone(standing), register: Arc::clone(&register), spoken };
         self.handle.set_peers(Arc::new(colleagues));
@@ -231,8 +265,6 @@ impl Replica {
             })
             .map_err(ReplicationError::Resources)?;
         self.carrier = Some(carrier);
-        let others: Vec<ReplicaId> =
-            self.pool.layout().replicas().filter(|replica| *replica != standing.me).collect();
         attend(&runtime, standing, &self.handle, others);
         Ok(())
     }
@@ -317,8 +349,10 @@ impl Replica {
     fn lead(&mut self, elected: u64) -> Result<End, ControllerError> {
         let elected_at = Instant::now();
         let standing = Arc::clone(&self.standing);
+        // One outside of the pod is elected for no term as far as this thread goes.
+        let Some(pool) = self.pool.clone() else { return Ok(End::Deposed) };
         // Before it is certain that this one leads: what is seen is of earlier terms then, unless the logs were restored.
-        let seen = SeenTerms::of_pool(&self.pool, standing.me);
+        let seen = SeenTerms::of_pool(&pool, standing.me);
         self.runtime.block_on(know_all(&standing.raft))?;
         let proposer = Proposer::new(standing.raft.clone(), self.runtime.handle().clone());
         if standing.machine.look(|known| known.state.is_none()) {
@@ -357,7 +391,7 @@ impl Replica {
             elected_at.elapsed().as_secs_f64() * 1e3
         );
         let office = (standing.me, &self.desk);
-        let mut tenure = AnyTenure::open(&self.pool, &self.config, (keeper, recovered), office)?;
+        let mut tenure = AnyTenure::open(&pool, &self.config, (keeper, recovered), office)?;
         tenure.serve(self.desk.requests(), still)
     }
 }
@@ -369,13 +403,17 @@ pub(super) fn attend(
     handle: &Handle,
     others: Vec<ReplicaId>,
 ) {
-    let (raft, post) = (standing.raft.clone(), standing.post.clone());
-    runtime.spawn(watch_election(Arc::clone(standing), handle.clone()));
+    let (raft, member) = (standing.raft.clone(), Outside::member(standing.outside.as_ref(), standing.me));
+    if member.is_in_pod() {
+        runtime.spawn(watch_election(Arc::clone(standing), handle.clone()));
+    } else {
+        runtime.spawn(give_up_offices(Arc::clone(standing)));
+    }
     runtime.spawn(show_what_is_known(Arc::clone(standing), handle.clone()));
     runtime.spawn(show_what_leases_wait_for(Arc::clone(standing), handle.clone()));
     runtime.spawn(renew_log(raft.clone(), standing.machine.renewals()));
     runtime.spawn(trim_log(raft.clone(), standing.machine.clone()));
-    runtime.spawn(stay_member(raft, post, standing.owner, others));
+    runtime.spawn(stay_member(Arc::clone(standing), member, others));
 }
 
 /// Returns once the newly elected knows everything that was decided before.
@@ -400,11 +438,14 @@ pub(super) fn leads(standing: &Standing) -> bool {
     standing.leading.load(Ordering::Acquire) != 0
 }
 
+/// Who leads. Not one outside of the pod that is elected to give others its log.
 pub(super) fn leader(standing: &Standing) -> Option<ReplicaId> {
+    let is_led = standing.outside.as_ref().is_none_or(|outside| outside.is_led(lease(&standing.raft)));
     let metrics = standing.raft.metrics();
     let metrics = metrics.borrow();
-    let owner = metrics.current_leader?;
-    metrics.membership_config.membership().get_node(&owner).map(|member| member.replica)
+    let owner = metrics.current_leader.filter(|_| is_led)?;
+    let member = metrics.membership_config.membership().get_node(&owner)?;
+    member.is_in_pod().then_some(member.replica)
 }
 
 /// Tells the thread that leads or follows which of both it is to do.

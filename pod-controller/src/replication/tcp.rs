@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 
 use cxl_pool::{Memory, ReplicaId};
 use pod_protocol::controller::PortWaker;
+use pod_protocol::daemon::LockFile;
+use pod_protocol::protocol::Protocol;
 use pod_protocol::replicas::{ReplicaPortError, ReplicaSlot};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
@@ -67,9 +69,31 @@ pub enum TcpError {
     },
 }
 
+/// What keeps others from being this replica.
+pub(super) enum Place<M: Memory> {
+    /// A slot of the pool.
+    Slot(Box<ReplicaSlot<M>>),
+    /// A file of this machine, outside of the pod.
+    Outside {
+        /// Held as long as this.
+        _lock: LockFile,
+        /// What it speaks.
+        protocol: Protocol,
+    },
+}
+
+impl<M: Memory> Place<M> {
+    fn protocol(&self) -> Protocol {
+        match self {
+            Self::Slot(slot) => slot.protocol(),
+            Self::Outside { protocol, .. } => *protocol,
+        }
+    }
+}
+
 /// A replica's connections to the others.
 pub(super) struct Tcp<M: Memory> {
-    slot: ReplicaSlot<M>,
+    place: Place<M>,
     waker: PortWaker,
     lines: BTreeMap<ReplicaId, Arc<Line>>,
     arrivals: mpsc::Receiver<Arrival>,
@@ -79,17 +103,13 @@ pub(super) struct Tcp<M: Memory> {
 }
 
 impl<M: Memory> Tcp<M> {
-    /// Listens, and connects to the others from now on. The slot keeps others from being this replica.
+    /// Listens, and connects to the others from now on. A pool that is not known has the id 0.
     pub(super) fn open(
-        slot: ReplicaSlot<M>,
+        place: Place<M>,
         waker: PortWaker,
-        (me, slots, pool): (ReplicaId, usize, Uuid),
+        (me, pool): (ReplicaId, Uuid),
         (section, trust): (&TcpSection, Arc<Trust>),
     ) -> Result<Self, TcpError> {
-        let addresses = section.addresses.len();
-        if addresses > slots {
-            return Err(TcpError::TooMany { addresses, slots });
-        }
         // One of its own: what Raft waits for, such as a disk, must not look like a lost connection.
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -97,7 +117,7 @@ impl<M: Memory> Tcp<M> {
             .enable_all()
             .build()
             .map_err(TcpError::Resources)?;
-        let protocol = slot.protocol();
+        let protocol = place.protocol();
         let (sender, arrivals) = mpsc::channel(ARRIVALS_MAX);
         let listener = runtime.block_on(TcpListener::bind(section.listen));
         let listener = listener.map_err(|source| TcpError::Listen { address: section.listen, source })?;
@@ -117,7 +137,7 @@ impl<M: Memory> Tcp<M> {
             runtime.spawn(link::keep_connected(Arc::clone(&site), Arc::clone(line)));
         }
         runtime.spawn(link::accept(site, lines.clone(), listener));
-        Ok(Self { slot, waker, lines, arrivals, trust, runtime: Some(runtime) })
+        Ok(Self { place, waker, lines, arrivals, trust, runtime: Some(runtime) })
     }
 }
 
@@ -130,7 +150,9 @@ impl<M: Memory> Tcp<M> {
 
 impl<M: Memory> Exchange for Tcp<M> {
     fn poll(&mut self, now: Instant) -> Option<(ReplicaId, Vec<u8>)> {
-        self.slot.beat(now);
+        if let Place::Slot(slot) = &mut self.place {
+            slot.beat(now);
+        }
         self.check().ok()?;
         self.arrivals.try_recv().ok()
     }
@@ -142,12 +164,18 @@ impl<M: Memory> Exchange for Tcp<M> {
     }
 
     fn wait(&mut self, at_most: Duration) {
-        let limit = at_most.min(self.slot.due().saturating_duration_since(Instant::now()));
+        let limit = match &self.place {
+            Place::Slot(slot) => at_most.min(slot.due().saturating_duration_since(Instant::now())),
+            Place::Outside { .. } => at_most,
+        };
         self.waker.wait(limit);
     }
 
     fn check(&self) -> Result<(), ReplicaPortError> {
-        self.slot.check()
+        match &self.place {
+            Place::Slot(slot) => slot.check(),
+            Place::Outside { .. } => Ok(()),
+        }
     }
 }
 

@@ -117,7 +117,7 @@ impl Group {
             .nodes
             .iter()
             .zip(0..)
-            .map(|(node, replica)| (node.owner, Member { replica: ReplicaId::new(replica) }))
+            .map(|(node, replica)| (node.owner, Member::in_pod(ReplicaId::new(replica))))
             .collect();
         group.runtime.block_on(group.nodes[0].raft.initialize(members)).expect("the first");
         group
@@ -137,8 +137,14 @@ impl Group {
             (true, waker),
         )
         .expect("a slot");
-        let section =
-            ReplicationSection { replica, log: None, heartbeat_ms: 40, election_ms: 240, tcp: None };
+        let section = ReplicationSection {
+            replica,
+            log: None,
+            outside: false,
+            heartbeat_ms: 40,
+            election_ms: 240,
+            tcp: None,
+        };
         let config = Arc::new(raft_config(&section).expect("good"));
         let network = Network { post: post.clone(), me: owner, roll: Roll::default() };
         let raft = openraft::Raft::new(owner, config, network, Log(file), machine.clone());
@@ -287,7 +293,14 @@ async fn alone(path: &Path) -> (Raft, Machine, Arc<LogFile>) {
     let (owner, machine) = (file.owner(), Machine::open(Arc::clone(&file)).expect("undamaged"));
     let (post, _outbox) = Post::new(PortWaker::new().expect("a descriptor"));
     let network = Network { post, me: owner, roll: Roll::default() };
-    let section = ReplicationSection { replica: 0, log: None, heartbeat_ms: 40, election_ms: 240, tcp: None };
+    let section = ReplicationSection {
+        replica: 0,
+        log: None,
+        outside: false,
+        heartbeat_ms: 40,
+        election_ms: 240,
+        tcp: None,
+    };
     let config = Arc::new(raft_config(&section).expect("good"));
     let raft = openraft::Raft::new(owner, config, network, Log(Arc::clone(&file)), machine.clone());
     (raft.await.expect("a log"), machine, file)
@@ -301,7 +314,7 @@ fn who_leads_again_in_its_old_term_knows_all_that_its_log_has() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     runtime.expect("a runtime").block_on(async {
         let (raft, machine, file) = alone(&path).await;
-        let member = Member { replica: ReplicaId::new(0) };
+        let member = Member::in_pod(ReplicaId::new(0));
         raft.initialize(BTreeMap::from([(file.owner(), member)])).await.expect("the first");
         let leads = raft.wait(Some(PATIENCE)).current_leader(file.owner(), "it leads").await;
         leads.expect("there is nobody else");
@@ -411,6 +424,7 @@ fn a_leader_that_learns_late_of_another_shows_what_that_one_changed() -> Result<
         raft: raft.clone(),
         machine: machine.clone(),
         post: post.clone(),
+        outside: None,
         elected: AtomicU64::new(0),
         leading: AtomicU64::new(1),
     });

@@ -2,8 +2,11 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::IntoResponse;
 use pod_api::Problem;
+use serde::Deserialize;
+use utoipa::IntoParams;
 
 use super::Failure;
+use super::body::Asked;
 use crate::controller::{Handle, SubmitError};
 use crate::metrics;
 
@@ -26,19 +29,35 @@ pub(super) async fn readyz(State(handle): State<Handle>) -> Result<&'static str,
     if !handle.is_running() {
         return Err(Failure::new(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the controller is stopping"));
     }
-    if !handle.is_store_available() {
-        let detail = "etcd does not answer: what there is is shown, and nothing can be changed";
-        return Err(SubmitError::StoreAway(detail.to_owned()).into());
+    if let Some(why) = handle.store_away() {
+        return Err(SubmitError::StoreAway(why).into());
     }
     if handle.office().has_leader { Ok("ready\n") } else { Err(SubmitError::NoLeader.into()) }
 }
 
+/// How metrics are asked for.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(super) struct MetricsQuery {
+    /// Those of the controller that leads, whichever replica is asked, as far as it answers: what daemons count only that one knows.
+    #[serde(default)]
+    leader: bool,
+}
+
 /// Metrics for Prometheus: as OpenMetrics for who accepts that, as Prometheus itself does; in Prometheus' older format otherwise.
 #[utoipa::path(
-    get, path = "/metrics", operation_id = "metrics", tag = "health",
-    responses((status = 200, content((String = "text/plain"), (String = "application/openmetrics-text"))))
+    get, path = "/metrics", operation_id = "metrics", tag = "health", params(MetricsQuery),
+    responses(
+        (status = 200, content((String = "text/plain"), (String = "application/openmetrics-text"))),
+        (status = 400, body = Problem, content_type = "application/problem+json"),
+    )
 )]
-pub(super) async fn metrics(State(handle): State<Handle>, headers: HeaderMap) -> impl IntoResponse {
+pub(super) async fn metrics(
+    State(handle): State<Handle>,
+    // Whom it concerns was asked before.
+    Asked(MetricsQuery { leader: _leader }): Asked<MetricsQuery>,
+    headers: HeaderMap,
+) -> impl IntoResponse {
     let accepted = headers.get_all(header::ACCEPT).iter().filter_map(|accepted| accepted.to_str().ok());
     let open = accepted.into_iter().any(|accepted| accepted.contains("application/openmetrics-text"));
     let (content_type, text) = if open {

@@ -74,8 +74,8 @@ impl From<SubmitError> for Failure {
     fn from(error: SubmitError) -> Self {
         match error {
             SubmitError::Refused(refusal) => refusal.into(),
-            SubmitError::NoLeader | SubmitError::Unknown => {
-                let word = if error == SubmitError::NoLeader { "no-leader" } else { "outcome-unknown" };
+            SubmitError::NoLeader | SubmitError::NoLeaderOutside(_) | SubmitError::Unknown => {
+                let word = if error == SubmitError::Unknown { "outcome-unknown" } else { "no-leader" };
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, word, error.to_string())
             }
             SubmitError::StoreAway(detail) => {

@@ -223,7 +223,7 @@ impl View {
         let region = region.and_then(|region| self.state.regions.get(region));
         Some(api::GuestRam {
             pool: self.facts.path.clone(),
-            pool_uuid: self.facts.uuid.clone(),
+            pool_uuid: self.pool_uuid(),
             start_bytes: region.map(|region| region.area.start_byte().get()),
             size_bytes: ram.lines.bytes(),
         })

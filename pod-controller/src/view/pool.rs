@@ -7,17 +7,17 @@ use super::View;
 impl View {
     /// The pool and its regions.
     pub fn pool(&self) -> api::Pool {
-        let regions = &self.state.regions;
+        let (regions, reached) = (&self.state.regions, self.facts.reached.as_ref());
         let gaps = regions.gaps();
         let quarantined = regions.iter().filter(|region| region.usage == RegionUse::Quarantined);
         let failed = regions.iter().filter(|region| region.usage == RegionUse::Failed);
         api::Pool {
             path: self.facts.path.clone(),
-            uuid: self.facts.uuid.clone(),
+            uuid: self.pool_uuid(),
             resource_version: self.version(),
             protocol: self.state.protocol().to_string(),
-            coherence: self.facts.coherence.clone(),
-            size_bytes: self.facts.size_bytes,
+            coherence: reached.map_or_else(|| "unknown".to_owned(), |pool| pool.coherence.clone()),
+            size_bytes: reached.map_or_else(|| regions.data().end().bytes().get(), |pool| pool.size_bytes),
             data_start_bytes: regions.data().start.bytes().get(),
             data_bytes: regions.data().lines.bytes(),
             free_bytes: gaps.iter().map(|gap| gap.lines.bytes()).sum(),

@@ -1,5 +1,6 @@
 //! A controller whose state an etcd keeps: it takes over from a file, dies, goes without etcd for a while, and is alone.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -148,7 +149,13 @@ fn pod_goes_on_with_etcd_whatever_dies() {
     let ages =
         |client: &Client| Some(client.metrics().ok()?.contains("\nwadi_endpoint_telemetry_age_seconds{"));
     until("nobody to hear what daemons say", || ages(&client).filter(|it| !*it));
-    assert!(client.ready().expect_err("nothing can be changed").to_string().contains("etcd does not answer"));
+    assert!(
+        client
+            .ready()
+            .expect_err("nothing can be changed")
+            .to_string()
+            .contains("see that a majority of its members runs")
+    );
     pod.endpoint(2, Role::NetBackend).reporter.report(Report::Link {
         device: "nic0".into(),
         up: false,
@@ -237,6 +244,13 @@ fn issue(directory: &Path) {
 
 /// Asks etcd for something that no controller asks for, as whoever this token is of. Returns the answer.
 fn post(etcd: &Etcd, path: &str, body: &str, token: Option<&str>) -> String {
+    let answer = send(etcd, path, body, token);
+    assert!(answer.starts_with("HTTP/1.0 200"), "{path}: {answer}");
+    answer.split_once("\r\n\r\n").expect("an answer").1.to_owned()
+}
+
+/// The same, whatever the answer is.
+fn send(etcd: &Etcd, path: &str, body: &str, token: Option<&str>) -> String {
     let mut stream = TcpStream::connect(("127.0.0.1", etcd.port())).expect("etcd listens");
     let who = token.map_or_else(String::new, |token| format!("Authorization: {token}\r\n"));
     let length = body.len();
@@ -244,8 +258,7 @@ fn post(etcd: &Etcd, path: &str, body: &str, token: Option<&str>) -> String {
     stream.write_all(request.as_bytes()).expect("etcd hears");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("etcd answers");
-    assert!(answer.starts_with("HTTP/1.0 200"), "{path}: {answer}");
-    answer.split_once("\r\n\r\n").expect("an answer").1.to_owned()
+    answer
 }
 
 #[test]
@@ -299,4 +312,70 @@ fn etcd_with_users_asks_for_a_password() {
     assert_eq!(types(&client), Some(3));
     assert!(!process.said().contains("second") && !process.said().contains("first"), "{}", process.said());
     process.kill();
+}
+
+/// Of what etcd answered, a number that stands there as text.
+fn number(answer: &str, name: &str) -> u64 {
+    let rest =
+        answer.split(&format!("\"{name}\":\"")).nth(1).unwrap_or_else(|| panic!("no {name}: {answer}"));
+    rest.split('"').next().and_then(|it| it.parse().ok()).unwrap_or_else(|| panic!("no {name}: {answer}"))
+}
+
+#[test]
+fn an_etcd_without_room_loses_nothing_and_the_controller_goes_on_by_itself() {
+    // Less than a handful of changes and what others put there need.
+    let etcd = Etcd::start_with("http", &["--quota-backend-bytes=4000000".to_owned()]);
+    let mut pod = Pod::demo_in_file();
+    let client = pod.client();
+    client.create_instance(&vm("vm1", &[]), Duration::ZERO).expect("created");
+    let frontend = |pod: &Pod| pod.endpoint(1, Role::NetFrontend).objects();
+    let port =
+        until("its port", || frontend(&pod).into_values().find(|object| matches!(object, Object::Port(_))));
+    pod.stop_controller();
+    let process = Process::start(&pod, &["--store", &etcd.address("wadi/pod1"), "--bootstrap"]);
+    until("the instance", || client.instance("vm1").ok()?.ready.then_some(()));
+    let answered = Cell::new(0);
+    let change = || {
+        let changed = set_type(&client, &format!("type{}", answered.get()));
+        answered.set(answered.get() + usize::from(changed.is_ok()));
+        changed
+    };
+    change().expect("there is room");
+
+    // Somebody else fills it.
+    let value = "A".repeat(1 << 20);
+    let put = format!("{{\"key\":\"eHh4\",\"value\":\"{value}\"}}");
+    until("it to be full", || {
+        send(&etcd, "kv/put", &put, None).contains("database space exceeded").then_some(())
+    });
+    let refused = until("a refusal", || change().err());
+    assert_eq!(refused.status(), Some(503), "{refused}");
+    let said = refused.to_string();
+    for word in ["database space exceeded", "etcdctl compact", "etcdctl defrag", "etcdctl alarm disarm"] {
+        assert!(said.contains(word), "{word}: {said}");
+    }
+    // What was answered is there, what was not is not, guests go on, and whoever watches is told the same.
+    let ready = until("a word on it", || client.ready().err());
+    assert!(ready.to_string().contains("etcdctl alarm disarm"), "{ready}");
+    assert_eq!(types(&client), Some(answered.get()));
+    assert!(frontend(&pod).values().any(|object| *object == port), "engines were not disturbed");
+
+    // It is done what it says: the controller goes on, with every change that it had answered.
+    let deleted = post(&etcd, "kv/deleterange", r#"{"key":"eHh4"}"#, None);
+    let revision = number(&deleted, "revision");
+    post(&etcd, "kv/compaction", &format!("{{\"revision\":\"{revision}\",\"physical\":true}}"), None);
+    post(&etcd, "maintenance/defragment", "{}", None);
+    let alarms = post(&etcd, "maintenance/alarm", r#"{"action":"GET","alarm":"NOSPACE"}"#, None);
+    let member = number(&alarms, "memberID");
+    let disarm = format!("{{\"action\":\"DEACTIVATE\",\"memberID\":\"{member}\",\"alarm\":\"NOSPACE\"}}");
+    post(&etcd, "maintenance/alarm", &disarm, None);
+    until("a change", || change().ok());
+    assert_eq!(types(&client), Some(answered.get()));
+    until("a word on it", || client.ready().ok());
+    assert!(frontend(&pod).values().any(|object| *object == port), "engines were not disturbed");
+
+    // Whoever comes after it finds the same.
+    process.kill();
+    let _process = Process::start(&pod, &["--store", &etcd.address("wadi/pod1")]);
+    until("all that was answered", || (types(&client)? == answered.get()).then_some(()));
 }

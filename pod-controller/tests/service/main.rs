@@ -13,6 +13,7 @@ mod labels;
 mod live_migration;
 mod lost_answers;
 mod metrics;
+mod outside;
 mod page;
 mod pod;
 mod podctl;

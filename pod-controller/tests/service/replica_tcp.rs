@@ -2,26 +2,13 @@
 
 use std::io::Write as _;
 use std::net::{SocketAddr, TcpStream};
-use std::path::Path;
 
 use crate::support::authority::{Authority, Pair, write};
 use crate::support::network::{Wire, addresses};
-use crate::support::replicas::{Replicas, create, names, volume};
+use crate::support::replicas::{Replicas, create, names, tcp_section as section, volume};
 use crate::support::{Pod, until};
 
 const ALL: [u16; 3] = [0, 1, 2];
-
-/// The section of one that listens here, and reaches others there.
-fn section(listen: SocketAddr, reached: &[SocketAddr], pair: &Pair, ca: &Path) -> String {
-    let reached: Vec<String> = reached.iter().map(|address| format!("'{address}'")).collect();
-    format!(
-        "[replication.tcp]\nlisten = '{listen}'\naddresses = [{}]\ncertificate = '{}'\nkey = '{}'\nca = '{}'\n",
-        reached.join(", "),
-        pair.certificate.display(),
-        pair.key.display(),
-        ca.display()
-    )
-}
 
 fn grow(replicas: &mut Replicas, to: &[u16]) {
     replicas.start(0, &["--bootstrap"]);

@@ -10,7 +10,7 @@ mod slot;
 
 pub use self::peer::{MESSAGE_BYTES_LIMIT, WAITING_BYTES_LIMIT};
 pub use self::port::{ReplicaPort, ReplicaPortError};
-pub use self::slot::ReplicaSlot;
+pub use self::slot::{ReplicaSlot, lock_replica};
 
 #[cfg(test)]
 mod tests;

@@ -40,11 +40,7 @@ impl<M: Memory> ReplicaSlot<M> {
         if !layout.replicas().any(|replica| replica == me) {
             return Err(ReplicaPortError::NoSlot { replica: me, slots: layout.replicas().count() });
         }
-        run.prepare()?;
-        let lock = LockFile::acquire(&run.replica_lock(me)).map_err(|error| match error {
-            LockError::Held { holder, .. } => ReplicaPortError::AlreadyRuns { replica: me, holder },
-            LockError::Io { .. } => ReplicaPortError::Lock(error),
-        })?;
+        let lock = lock_replica(run, me)?;
         let place = (layout.replica_hello(me), layout.replica_heartbeat(me));
         let before = predecessor::<ReplicaHello, M>(&memory, place)
             .map_err(|Alive { pid }| ReplicaPortError::AliveElsewhere { replica: me, pid })?;
@@ -106,6 +102,15 @@ impl<M: Memory> ReplicaSlot<M> {
     pub(super) const fn identity(&self) -> (ReplicaId, u32) {
         (self.me, self.life)
     }
+}
+
+/// Keeps other processes with this run directory from being this replica, as long as it is held.
+pub fn lock_replica(run: &RunDirectory, me: ReplicaId) -> Result<LockFile, ReplicaPortError> {
+    run.prepare()?;
+    LockFile::acquire(&run.replica_lock(me)).map_err(|error| match error {
+        LockError::Held { holder, .. } => ReplicaPortError::AlreadyRuns { replica: me, holder },
+        LockError::Io { .. } => ReplicaPortError::Lock(error),
+    })
 }
 
 /// The latest life of this replica that another one may know of. None was there before, or its hello cannot be read: its process was

@@ -52,7 +52,11 @@ pub(crate) fn controllers(controllers: &[Controller]) -> String {
     let rows = controllers.iter().map(|controller| {
         let behind = controller.behind_changes.map_or_else(|| "-".to_owned(), |changes| changes.to_string());
         let protocol = controller.protocol.clone().unwrap_or_else(|| "-".to_owned());
-        let part = if controller.leads { "leads" } else { "follows" };
+        let part = match controller {
+            Controller { leads: true, .. } => "leads",
+            Controller { outside: true, .. } => "votes",
+            _ => "follows",
+        };
         vec![controller.replica.to_string(), part.to_owned(), yes(controller.answers), behind, protocol]
     });
     plain(&["replica", "part", "answers", "behind", "protocol"], &[0, 3], rows.collect())

@@ -141,7 +141,7 @@ impl Pictures {
 }
 
 fn look(client: &Client) -> Result<Sample, Failure> {
-    let text = client.metrics()?;
+    let text = client.metrics_of_leader()?;
     Ok(Sample::read(Instant::now(), &text))
 }
 

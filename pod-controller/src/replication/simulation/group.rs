@@ -27,6 +27,8 @@ use crate::simulation::random::Random as Dice;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Size {
     pub(super) replicas: u16,
+    /// How many of them, the last ones, are outside of the pod.
+    pub(super) outside: u16,
     /// How many hosts with daemons there are.
     pub(super) hosts: u16,
     /// How many names there are for instances, and as many for volumes.
@@ -123,6 +125,7 @@ impl Group {
             pod: Pod::new(physical),
             witness: Witness::default(),
             replicas: size.replicas,
+            outside: size.outside,
             restless: size.restless,
             broken,
             state,
@@ -289,7 +292,7 @@ impl Group {
     }
 
     /// Lets a millisecond pass.
-    fn step(&mut self) -> Result<(), String> {
+    pub(super) fn step(&mut self) -> Result<(), String> {
         self.now_ms += 1;
         self.around.net.pass(self.now_ms);
         self.daemons()?;
@@ -364,6 +367,10 @@ impl Group {
             // What it said last in another life it says anew.
             if life.metrics.has_changed().unwrap_or(false) || said.is_empty() {
                 let metrics = life.metrics.borrow_and_update();
+                let is_outside = node.replica >= self.size.replicas - self.size.outside;
+                if is_outside && (life.office.port().is_some() || life.handle.office().leads) {
+                    return Err(format!("replica {} leads, and is outside of the pod", node.replica));
+                }
                 if metrics.state == ServerState::Leader && metrics.current_leader == Some(node.owner) {
                     self.oracle.leads(metrics.current_term, node.owner)?;
                 }
@@ -403,7 +410,7 @@ impl Group {
     }
 
     /// A process ends by itself; somebody starts it again.
-    fn end(&mut self, number: usize, away_ms: u64) {
+    pub(super) fn end(&mut self, number: usize, away_ms: u64) {
         let node = &mut self.nodes[number];
         let power = node.disk.has_failed();
         node.kill(&self.around, power);

@@ -8,7 +8,7 @@ use cxl_pool::simulated::Random;
 use cxl_pool::{Pool, ReplicaId};
 use openraft::RaftMetrics;
 use pod_protocol::controller::PortWaker;
-use pod_protocol::protocol::Spoken;
+use pod_protocol::protocol::{Protocol, Spoken};
 use pod_state::{Command, State};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -21,6 +21,7 @@ use super::super::colleagues::Colleagues;
 use super::super::log::{Log, LogFile, Sizes};
 use super::super::machine::Machine;
 use super::super::network::Network;
+use super::super::outside::Outside;
 use super::super::post::{Clerk, Outbox, Post};
 use super::super::raft_config::raft_config;
 use super::super::replica::{Standing, attend};
@@ -51,6 +52,8 @@ pub(super) struct Surroundings {
     pub(super) pod: Pod,
     pub(super) witness: Witness,
     pub(super) replicas: u16,
+    /// How many of them, the last ones, are outside of the pod.
+    pub(super) outside: u16,
     /// See [`Size`](super::group::Size).
     pub(super) restless: bool,
     pub(super) broken: Option<Broken>,
@@ -158,6 +161,7 @@ impl Node {
             // Each waits longer than the one before it, unless they are to stand for election at once.
             replica: if around.restless { 0 } else { self.replica },
             log: None,
+            outside: self.is_outside(around),
             heartbeat_ms: HEARTBEAT_MS,
             election_ms: ELECTION_MS,
             tcp: None,
@@ -189,17 +193,23 @@ impl Node {
         let known = machine.look(Clone::clone);
         let mut begin = None;
         if self.begins && known.state.is_none() {
-            let members = [(owner, Member { replica: me })];
+            let members = [(owner, Member::in_pod(me))];
             let initialized = runtime.block_on(raft.initialize(std::collections::BTreeMap::from(members)));
             initialized.map_err(|error| wrong(error.to_string()))?;
             let state = Box::new(around.state.clone());
             begin = Some(Change::Begin { state, events: Vec::new(), terms: 0 });
         }
         let state = known.state.unwrap_or_else(|| around.state.clone());
-        let desk = Desk::new(&around.pool, &around.config, &state, known.events.into());
+        let desk = if self.is_outside(around) {
+            Desk::outside(&around.config, &state, known.events.into())
+        } else {
+            Desk::new(&around.pool, &around.config, &state, known.events.into())
+        };
         let (desk, handle) = desk.expect("descriptors");
         let (elected, leading) = (AtomicU64::new(0), AtomicU64::new(0));
-        let standing = Arc::new(Standing { owner, me, raft: raft.clone(), machine, post, elected, leading });
+        let outside = self.is_outside(around).then(|| Outside::new(Protocol::CURRENT.minor));
+        let standing = Standing { owner, me, raft: raft.clone(), machine, post, outside, elected, leading };
+        let standing = Arc::new(standing);
         let register = Arc::new(Register::new(raft, roll));
         let spoken = Spoken::new(&around.pool);
         let colleagues =
@@ -220,6 +230,11 @@ impl Node {
             desk,
             outbox,
         })
+    }
+
+    /// Whether it is outside of the pod.
+    pub(super) const fn is_outside(&self, around: &Surroundings) -> bool {
+        self.replica >= around.replicas - around.outside
     }
 
     /// Lets one millisecond of true time pass. An error says why its process is over.

@@ -10,6 +10,7 @@ use super::group::{Group, Size, Summary};
 const TARGET: &str = "-p pod-controller --lib replication::simulation";
 const THREE: Size = Size {
     replicas: 3,
+    outside: 0,
     hosts: 4,
     names: 8,
     rough_ms: 12_000,
@@ -22,7 +23,10 @@ const THREE: Size = Size {
 /// Of those that are broken nothing is expected in the end.
 const BROKEN: Size = Size { calm_ms: 2000, ..THREE };
 const RESTLESS: Size = Size { restless: true, fault_every_ms: 30, rough_ms: 20_000, ..BROKEN };
-const FIVE: Size = Size { replicas: 5, ..THREE };
+pub(super) const FIVE: Size = Size { replicas: 5, ..THREE };
+/// Two hosts of a pod, and one machine outside of it.
+const WITH_ONE_OUTSIDE: Size = Size { outside: 1, ..THREE };
+const WITH_TWO_OUTSIDE: Size = Size { outside: 2, ..FIVE };
 
 fn run(seed: u64, size: Size, broken: Option<Broken>) -> Result<Summary, String> {
     let mut group = Group::new(seed, size, broken);
@@ -68,6 +72,13 @@ fn three_replicas_keep_their_promises_whatever_happens() {
 #[test]
 fn five_replicas_keep_their_promises_whatever_happens() {
     promises_are_kept(1, FIVE);
+}
+
+/// No log of replicas in the pod may be lost while only one of them has what is committed; each may, and the last one goes on.
+#[test]
+fn replicas_outside_of_the_pod_help_others_to_lead_and_never_do_themselves() {
+    promises_are_kept(4, WITH_ONE_OUTSIDE);
+    promises_are_kept(1, WITH_TWO_OUTSIDE);
 }
 
 #[test]

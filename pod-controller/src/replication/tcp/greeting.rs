@@ -49,7 +49,8 @@ impl Hello {
                 self.to
             ));
         }
-        if self.pool != pool {
+        // One outside of the pod may not know yet which one it is.
+        if self.pool != pool && !self.pool.is_nil() && !pool.is_nil() {
             return Err(format!("it belongs to pool {}, and this one to pool {pool}", self.pool));
         }
         if from <= me {
@@ -71,6 +72,9 @@ mod tests {
         let ours = Protocol { major: 1, minor: 1 };
         let hello = Hello { protocol: (1, 2), pool, from: 2, to: 1 };
         assert_eq!(hello.check(ours, pool, me), Ok(ReplicaId::new(2)), "the next minor version");
+        let nobody_knows = Hello { pool: Uuid::nil(), ..hello };
+        assert_eq!(nobody_knows.check(ours, pool, me), Ok(ReplicaId::new(2)), "one outside that is new");
+        assert_eq!(hello.check(ours, Uuid::nil(), me), Ok(ReplicaId::new(2)), "and is asked");
         for (wrong, word) in [
             (Hello { protocol: (2, 0), ..hello }, "version"),
             (Hello { protocol: (1, 3), ..hello }, "upgrade this side"),

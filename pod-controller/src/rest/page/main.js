@@ -45,7 +45,7 @@ function render() {
 // Which of them leads, what each speaks, and who is behind.
 function controllers(all) {
   const told = all.map((it) => [
-    `${it.replica}${it.leads ? " leads" : ""}`, it.protocol && `speaks ${it.protocol}`, it.behind_changes > 0 && `${it.behind_changes} changes behind`,
+    `${it.replica}${it.leads ? " leads" : it.outside ? " votes" : ""}`, it.protocol && `speaks ${it.protocol}`, it.behind_changes > 0 && `${it.behind_changes} changes behind`,
   ].filter(Boolean).join(", "));
   return told.length === 0 ? "" : `${told.length === 1 ? "controller" : "controllers"} ${told.join("; ")}`;
 }

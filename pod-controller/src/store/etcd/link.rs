@@ -197,7 +197,8 @@ pub(super) fn away(place: &Place, silence: Silence) -> EtcdError {
             "let the user read and write below that prefix (etcdctl role grant-permission ROLE readwrite --prefix PREFIX/)"
         }
         Some(Complaint::NoRoom) => {
-            "make room in etcd: compact it, defragment its members, and disarm the alarm (etcdctl alarm disarm)"
+            "make room in etcd: compact it (etcdctl compact REVISION), defragment its members (etcdctl defrag), and disarm the alarm \
+             (etcdctl alarm disarm)"
         }
         Some(Complaint::Invalid) => "see that its members take requests of 1.5 MB (--max-request-bytes)",
         _ => "see that a majority of its members runs and can be reached from here",

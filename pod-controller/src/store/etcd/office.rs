@@ -32,7 +32,7 @@ pub(crate) struct Loss {
     tell_silence: Mutex<Option<TellSilence>>,
 }
 
-type TellSilence = Box<dyn Fn(bool) + Send>;
+type TellSilence = Box<dyn Fn(Option<String>) + Send>;
 
 impl Loss {
     /// Somebody has.
@@ -45,12 +45,13 @@ impl Loss {
         *self.tell.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(tell));
     }
 
-    /// Has something done whenever etcd does not answer any more, and when it answers again, for as long as this term of office lasts.
-    pub(crate) fn on_silence(&self, tell: impl Fn(bool) + Send + 'static) {
+    /// Has something done whenever etcd does not answer any more, with what to do about it, and when it answers again, for as long as this
+    /// term of office lasts.
+    pub(crate) fn on_silence(&self, tell: impl Fn(Option<String>) + Send + 'static) {
         *self.tell_silence.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(tell));
     }
 
-    fn note_silence(&self, silent: bool) {
+    fn note_silence(&self, silent: Option<String>) {
         if let Some(tell) = &*self.tell_silence.lock().unwrap_or_else(PoisonError::into_inner) {
             tell(silent);
         }
@@ -253,15 +254,16 @@ impl Keeper {
             match self.keep_once().await {
                 Ok(true) => {
                     if std::mem::replace(&mut away, false) {
-                        self.loss.note_silence(false);
+                        self.loss.note_silence(None);
                         tracing::info!("{} answers again", self.place);
                     }
                 }
                 Ok(false) => return,
                 Err(silence) => {
                     if !std::mem::replace(&mut away, true) {
-                        self.loss.note_silence(true);
-                        tracing::warn!("{}", super::link::away(&self.place, silence));
+                        let what = super::link::away(&self.place, silence).to_string();
+                        tracing::warn!("{what}");
+                        self.loss.note_silence(Some(what));
                     }
                 }
             }

@@ -1,7 +1,8 @@
 //! Several controllers as processes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -9,6 +10,7 @@ use pod_api::client::Client;
 use pod_api::{ByteSize, Controller, CreateVolume};
 use rustix::process::{Pid, Signal, kill_process};
 
+use super::authority::Pair;
 use super::faulty_disk::FaultyDisk;
 use super::until;
 
@@ -22,6 +24,8 @@ pub(crate) struct Replicas {
     faults: Option<FaultyDisk>,
     /// More of the configuration of each.
     pub(crate) sections: BTreeMap<u16, String>,
+    /// Those that do not find the pool where the others have it.
+    pub(crate) outside: BTreeSet<u16>,
 }
 
 impl Replicas {
@@ -32,6 +36,7 @@ impl Replicas {
             paused: BTreeMap::new(),
             faults: None,
             sections: BTreeMap::new(),
+            outside: BTreeSet::new(),
         }
     }
 
@@ -73,12 +78,14 @@ impl Replicas {
         let time = |name: &str, default| std::env::var(name).unwrap_or_else(|_| String::from(default));
         // Calm enough for a machine with much else to do.
         let (heartbeat, election) = (time("WADI_HEARTBEAT_MS", "100"), time("WADI_ELECTION_MS", "400"));
+        let (pool, outside) =
+            if self.outside.contains(&replica) { ("nowhere/pool", "outside = true\n") } else { ("pool", "") };
         let text = format!(
             "[controller]\nstate = '{root}/{state}.redb'\nlisten = '{root}/run/replica{replica}.sock'\n\
              listen-tcp = 'none'\ndetect-ms = 5000\ntx-area = '4M'\nrx-area = '4M'\ndata-area = '4M'\n\
              [replication]\nreplica = {replica}\nlog = '{root}/replica{replica}.redb.replica'\n\
              heartbeat-ms = {heartbeat}\nelection-ms = {election}\n\
-             [pool]\npath = '{root}/pool'\n[run]\ndirectory = '{root}/run'\n{}",
+             {outside}[pool]\npath = '{root}/{pool}'\n[run]\ndirectory = '{root}/run'\n{}",
             self.sections.get(&replica).map_or("", String::as_str)
         );
         std::fs::write(&path, text).expect("a configuration");
@@ -171,6 +178,18 @@ impl Drop for Replicas {
             let _ = child.wait();
         }
     }
+}
+
+/// The section of one that listens here, and reaches others there.
+pub(crate) fn tcp_section(listen: SocketAddr, reached: &[SocketAddr], pair: &Pair, ca: &Path) -> String {
+    let reached: Vec<String> = reached.iter().map(|address| format!("'{address}'")).collect();
+    format!(
+        "[replication.tcp]\nlisten = '{listen}'\naddresses = [{}]\ncertificate = '{}'\nkey = '{}'\nca = '{}'\n",
+        reached.join(", "),
+        pair.certificate.display(),
+        pair.key.display(),
+        ca.display()
+    )
 }
 
 pub(crate) fn volume(name: &str) -> CreateVolume {

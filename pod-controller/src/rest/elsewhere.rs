@@ -1,0 +1,111 @@
+//! What daemons measure only whoever leads knows. One of several controllers that does not lead asks it, for whoever asks here.
+
+use std::sync::{Arc, OnceLock};
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::extract::{Request, State};
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header};
+use axum::middleware::Next;
+use axum::response::Response;
+use hyper::service::Service;
+use hyper_util::service::TowerToHyperService;
+use serde::{Deserialize, Serialize};
+
+use crate::controller::Handle;
+
+/// What is longer is not sent from one controller to another: between its parts nothing of Raft comes through.
+const BODY_BYTES_MAX: usize = 4 << 20;
+/// What the answer says besides its body.
+const HEADERS: [HeaderName; 2] = [header::CONTENT_TYPE, header::ETAG];
+
+/// What whoever leads answers to a look.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Seen {
+    status: u16,
+    headers: Vec<(String, String)>,
+    body: String,
+}
+
+impl Seen {
+    fn into_response(self) -> Option<Response> {
+        let mut response = Response::new(Body::from(self.body));
+        *response.status_mut() = StatusCode::from_u16(self.status).ok()?;
+        for (name, value) in self.headers {
+            let (name, value) = (name.parse::<HeaderName>().ok()?, value.parse::<HeaderValue>().ok()?);
+            response.headers_mut().insert(name, value);
+        }
+        Some(response)
+    }
+}
+
+/// Answers other controllers that ask whoever leads.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Looks(Arc<OnceLock<Router>>);
+
+impl Looks {
+    /// The answer to a `GET` of this path; none where there is no such thing, or too much of it.
+    pub(crate) async fn answer(&self, handle: &Handle, path: &str) -> Option<Seen> {
+        let uri: Uri = path.parse().ok()?;
+        if !is_measured(&uri) {
+            return None;
+        }
+        let router = self.0.get_or_init(|| super::router_here(handle.clone())).clone();
+        let request = Request::builder().uri(uri).body(Body::empty()).ok()?;
+        let Ok(response) = TowerToHyperService::new(router).call(request).await;
+        let (head, body) = response.into_parts();
+        let text =
+            |name: &HeaderName| Some((name.to_string(), head.headers.get(name)?.to_str().ok()?.to_owned()));
+        let headers = HEADERS.iter().filter_map(text).collect();
+        let body = String::from_utf8(to_bytes(body, BODY_BYTES_MAX).await.ok()?.into()).ok()?;
+        Some(Seen { status: head.status.as_u16(), headers, body })
+    }
+}
+
+/// Whether the answer depends on what daemons measure.
+fn is_measured(uri: &Uri) -> bool {
+    let path: Vec<&str> = uri.path().split('/').skip(1).collect();
+    match path.as_slice() {
+        ["v1", "balance" | "devices" | "hosts" | "mchannels" | "volumes", ..]
+        | ["v1", "instances", _, "explanation"] => true,
+        ["metrics"] => uri.query().is_some_and(|query| query.split('&').any(|it| it == "leader=true")),
+        _ => false,
+    }
+}
+
+/// Asks whoever leads for what is measured. Where nobody answers for it, what is known here has to do.
+pub(super) async fn of_leader(State(handle): State<Handle>, request: Request, next: Next) -> Response {
+    if request.method() == Method::GET && is_measured(request.uri()) {
+        let path = request.uri().path_and_query().map_or("", |path| path.as_str());
+        if let Some(response) = handle.look_at_leader(path).await.and_then(Seen::into_response) {
+            return response;
+        }
+    }
+    next.run(request).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_measured_is_asked_for_elsewhere_and_nothing_else() {
+        for (path, is) in [
+            ("/v1/balance", true),
+            ("/v1/devices?host=h1", true),
+            ("/v1/volumes/vol0", true),
+            ("/v1/instances/vm1/explanation", true),
+            ("/metrics?leader=true", true),
+            ("/metrics?x=1&leader=true", true),
+            ("/metrics", false),
+            ("/metrics?leader=false", false),
+            ("/v1/instances", false),
+            ("/v1/instances/vm1", false),
+            ("/v1/events", false),
+            ("/v1/controllers", false),
+            ("/", false),
+        ] {
+            assert_eq!(is_measured(&path.parse().expect(path)), is, "{path}");
+        }
+    }
+}
