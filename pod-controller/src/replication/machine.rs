@@ -188,6 +188,8 @@ impl Machine {
             .map_err(|error: serde_json::Error| damaged(AnyError::new(&error)))?;
         self.keep(meta, &data, known.state.as_ref()).await?;
         let applied = Applied::new(meta.last_log_id, meta.last_membership.clone(), known);
+        let last = meta.last_log_id.map_or(0, |id| id.index);
+        tracing::info!(last, bytes = data.len(), "what was decided before came as a snapshot");
         // What was there before takes its time to go.
         let before = std::mem::replace(&mut *self.applied(), applied);
         drop(before);

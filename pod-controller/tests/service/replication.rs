@@ -8,7 +8,7 @@ use crate::support::description::Description;
 use crate::support::replicas::{Replicas, create, names, volume};
 use crate::support::{Pod, until, vm};
 use cxl_pool::Role;
-use pod_api::DeviceHealth;
+use pod_api::{DeviceHealth, InstanceTypeSpec};
 use pod_protocol::objects::Object;
 use pod_protocol::reports::Report;
 
@@ -237,6 +237,55 @@ fn whoever_leads_no_more_tells_nothing_of_what_daemons_do() {
         (balance.unknown_here.is_some() && balance.nics.is_empty()).then_some(())
     });
     assert!(!counted(&replicas.client(left).metrics_of_leader().expect("an answer")));
+}
+
+#[test]
+fn a_replica_that_joins_late_or_lagged_gets_a_snapshot() {
+    let mut pod = Pod::demo_in_file();
+    pod.stop_controller();
+    let mut replicas = Replicas::new(pod.directory.path());
+    replicas.start_first(2);
+    let told = |replicas: &Replicas, replica: u16| {
+        replicas.client(replica).instance_type("kind").ok()?.spec.volume_iops
+    };
+    // More than twice as many as a log has before a snapshot takes its place: what of it others may yet need is kept.
+    let many = 600;
+    let mut known = 0;
+    let mut change = |replicas: &Replicas, replica: u16| {
+        let client = replicas.client(replica);
+        for _ in 0..many {
+            known += 1;
+            let kind = InstanceTypeSpec { volume_iops: Some(known), ..InstanceTypeSpec::default() };
+            until("a change", || client.set_instance_type("kind", &kind).ok());
+        }
+        known
+    };
+    let wanted = change(&replicas, 0);
+    let came = |replicas: &Replicas, replica: u16| {
+        replicas.said(replica).matches("what was decided before came as a snapshot").count()
+    };
+    replicas.start(2, &[]);
+    replicas.leader(&[0, 1, 2]);
+    until("everything", || (told(&replicas, 2)? == wanted).then_some(()));
+    assert!(came(&replicas, 2) > 0, "{}", replicas.said(2));
+
+    // One that is away for as long is sent another one, and what it was sent is on its disk.
+    let lags = (replicas.leader(&[0, 1, 2]) + 1) % 3;
+    let before = came(&replicas, lags);
+    replicas.kill(lags);
+    let wanted = change(&replicas, (lags + 1) % 3);
+    replicas.start(lags, &[]);
+    until("what it missed", || (told(&replicas, lags)? == wanted).then_some(()));
+    assert!(came(&replicas, lags) > before, "{}", replicas.said(lags));
+    let other = (lags + 1) % 3;
+    replicas.leader(&[0, 1, 2]);
+    replicas.kill(other);
+    let leader = replicas.leader(&[0, 1, 2]);
+    let last = InstanceTypeSpec { volume_iops: Some(wanted + 1), ..InstanceTypeSpec::default() };
+    replicas.client(leader).set_instance_type("kind", &last).expect("two are a majority");
+    replicas.kill(lags);
+    replicas.start(lags, &[]);
+    until("all of it once more", || (told(&replicas, lags)? == wanted + 1).then_some(()));
 }
 
 /// Asks a replica for a volume, under a key of the same name.

@@ -16,11 +16,13 @@
 //! | `faults` | what goes wrong |
 //! | `clients` | what is asked of them, and answered |
 //! | `oracle` | what must hold after every step |
+//! | `half_way` | changes of members whose leader dies |
 
 mod clients;
 mod disk;
 mod faults;
 mod group;
+mod half_way;
 mod leader;
 mod net;
 mod node;
