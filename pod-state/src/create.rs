@@ -239,7 +239,7 @@ impl State {
         let needed = [(Role::NetFrontend, !nics.is_empty()), (Role::BlkFrontend, !volumes.is_empty())];
         for (role, _) in needed.into_iter().filter(|(_, needed)| *needed) {
             let endpoint = EndpointId::new(host, role);
-            if self.endpoints.get(&endpoint).is_none_or(|it| it.presence != Presence::Joined) {
+            if self.look_at(endpoint).is_none_or(|it| it.presence != Presence::Joined) {
                 return Err(Refusal::new(
                     RefusalKind::HostNotReady,
                     format!(

@@ -10,6 +10,7 @@ use pod_protocol::ids::{ChannelId, InstanceId, LeaseId, MacAddress, VolumeId};
 
 use super::by_digest::{ByDigest, digest};
 use super::loads::Loads;
+use super::sorted::Sorted;
 use super::ssd_loads::SsdLoads;
 use super::stale::Stale;
 use super::wanting::Wanting;
@@ -48,7 +49,7 @@ pub(super) struct Found {
     /// Instances on a host, or on their way there.
     pub(super) at_host: BTreeMap<HostId, BTreeSet<InstanceId>>,
     /// Leases whose NIC it is, or may become, or was.
-    pub(super) on_nic: BTreeMap<DeviceId, BTreeSet<LeaseId>>,
+    pub(super) on_nic: BTreeMap<DeviceId, Sorted<LeaseId>>,
     on_volume: BTreeSet<(VolumeId, LeaseId)>,
     /// Volumes with a place on an SSD, or that had one.
     pub(super) on_ssd: BTreeMap<DeviceId, BTreeSet<VolumeId>>,
@@ -217,7 +218,7 @@ impl Found {
                     LeaseKind::Nic { mac, .. } => self.macs.set(number(mac), id, there),
                     LeaseKind::Disk { volume, .. } => set(&mut self.on_volume, (volume, id), there),
                 }
-                lease.nics().for_each(|nic| set_of(&mut self.on_nic, nic, id, there));
+                lease.nics().for_each(|nic| self.lies_on(nic, id, there));
             }
         }
         if !old.zip(new).is_some_and(|(old, new)| groups(old).eq(groups(new))) {
@@ -231,6 +232,21 @@ impl Found {
             for known in [&mut self.bare, &mut self.leaving, &mut self.degraded, &mut self.failed] {
                 known.remove(&id);
             }
+        }
+    }
+
+    /// A lease is on a NIC from now on, or is not.
+    fn lies_on(&mut self, nic: &DeviceId, id: LeaseId, there: bool) {
+        match self.on_nic.get_mut(nic) {
+            Some(known) if there => drop(known.insert(id)),
+            Some(known) => {
+                known.remove(&id);
+                if known.is_empty() {
+                    self.on_nic.remove(nic);
+                }
+            }
+            None if there => drop(self.on_nic.insert(nic.clone(), Sorted::from_iter([id]))),
+            None => {}
         }
     }
 

@@ -6,6 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use cxl_pool::HostId;
 use smol_str::SmolStr;
 
+use super::alike::Alike;
+use super::at_hosts::AtHosts;
 use super::nic_policy::promises;
 use super::{Device, DeviceId, Filling, Kind, Lease, LeaseKind, State};
 
@@ -21,6 +23,7 @@ const SCALE: u64 = 1 << 32;
 pub struct Loads {
     nics: BTreeMap<DeviceId, NicLoad>,
     order: Order,
+    at_hosts: AtHosts,
 }
 
 /// The NICs that can be given to one more lease now.
@@ -33,7 +36,7 @@ struct Order {
 }
 
 /// By how much is on them. Those that are alike are together: of them those of certain hosts are sought.
-type Ranked = BTreeMap<Rank, BTreeSet<DeviceId>>;
+type Ranked = BTreeMap<Rank, Alike>;
 
 /// How much is on a NIC, to compare with others of its sort.
 type Rank = (u64, u32);
@@ -48,10 +51,10 @@ enum Standing {
 impl Order {
     fn insert(&mut self, id: DeviceId, standing: Option<Standing>) {
         match standing {
-            None => false,
+            None => {}
             Some(Standing::Ordinary(rank)) => self.ordinary.entry(rank).or_default().insert(id),
             Some(Standing::Backup(rank)) => self.backups.entry(rank).or_default().insert(id),
-        };
+        }
     }
 
     fn remove(&mut self, id: &DeviceId, standing: Option<Standing>) {
@@ -228,6 +231,7 @@ impl State {
         }
         for (id, load) in &loads.nics {
             loads.order.insert(id.clone(), load.rank());
+            loads.at_hosts.change(id, None, Some(load.load()));
         }
         loads
     }
@@ -299,7 +303,9 @@ impl Loads {
     pub(super) fn refresh(&mut self, id: &DeviceId, now: Option<NicLoad>) -> bool {
         let before = self.nics.remove(id);
         let stood = before.as_ref().and_then(NicLoad::rank);
+        let load = before.as_ref().map(NicLoad::load);
         let Some(mut now) = now else {
+            self.at_hosts.change(id, load, None);
             self.order.change(id, stood, None);
             return before.is_some();
         };
@@ -313,6 +319,7 @@ impl Loads {
         }
         let changed = before.as_ref() != Some(&now);
         self.order.change(id, stood, now.rank());
+        self.at_hosts.change(id, load, Some(now.load()));
         self.nics.insert(id.clone(), now);
         changed
     }
@@ -328,31 +335,37 @@ impl Loads {
     }
 
     /// The NICs of a host: the least loaded one first, or where they are packed, as [`Self::most_loaded`] has them and then the others.
-    pub(super) fn of_host(&self, host: HostId, filling: Filling) -> Vec<(&DeviceId, &NicLoad)> {
-        let first = DeviceId { host, name: SmolStr::default() };
-        let mut nics: Vec<_> = self.nics.range(first..).take_while(|(id, _)| id.host == host).collect();
-        nics.sort_by_key(|(id, nic)| match (nic.load(), filling) {
-            (load @ ..=SCALE, Filling::Pack) => (false, SCALE - load, *id),
-            (load, _) => (true, load, *id),
-        });
-        nics
+    pub(super) fn of_host(
+        &self,
+        host: HostId,
+        filling: Filling,
+    ) -> impl Iterator<Item = (&DeviceId, &NicLoad)> {
+        let mut nics: Vec<&(u64, SmolStr)> = self.at_hosts.get(host).iter().collect();
+        if filling == Filling::Pack {
+            nics.sort_by_key(|(load, name)| match *load {
+                load @ ..=SCALE => (false, SCALE - load, name),
+                load => (true, load, name),
+            });
+        }
+        let id = move |name: &SmolStr| DeviceId { host, name: name.clone() };
+        nics.into_iter().filter_map(move |(_, name)| self.nics.get_key_value(&id(name)))
     }
 
     /// The NICs that are not kept for failover, the least loaded one first.
     pub fn ordinary(&self) -> impl Iterator<Item = (&DeviceId, &NicLoad)> {
-        self.order.ordinary.values().flatten().filter_map(|id| Some((id, self.nics.get(id)?)))
+        self.order.ordinary.values().flat_map(Alike::iter).filter_map(|id| Some((id, self.nics.get(id)?)))
     }
 
     /// The NICs that are not kept for failover and have something to share yet, the most loaded one first. That what reserves nothing
     /// counts for a little keeps them from having more and more of it.
     pub(super) fn most_loaded(&self) -> impl Iterator<Item = (&DeviceId, &NicLoad)> {
         let shared = self.order.ordinary.range(..(SCALE + 1, 0)).rev();
-        shared.flat_map(|(_, alike)| alike).filter_map(|id| Some((id, self.nics.get(id)?)))
+        shared.flat_map(|(_, alike)| alike.iter()).filter_map(|id| Some((id, self.nics.get(id)?)))
     }
 
     /// The NICs that are kept for failover, the one that least leans on first.
     pub fn backups(&self) -> impl Iterator<Item = (&DeviceId, &NicLoad)> {
-        self.order.backups.values().flatten().filter_map(|id| Some((id, self.nics.get(id)?)))
+        self.order.backups.values().flat_map(Alike::iter).filter_map(|id| Some((id, self.nics.get(id)?)))
     }
 
     /// Of the ordinary NICs than which none is less loaded, those of these hosts.
@@ -374,20 +387,14 @@ impl Loads {
         alike.into_iter().flat_map(|alike| self.of_hosts(alike, hosts))
     }
 
-    /// Those of these hosts, which are in order: whoever are fewer are looked through.
+    /// Those of these hosts, which are in order.
     fn of_hosts<'a>(
         &'a self,
-        alike: &'a BTreeSet<DeviceId>,
+        alike: &'a Alike,
         hosts: &[HostId],
     ) -> impl Iterator<Item = (&'a DeviceId, &'a NicLoad)> {
         debug_assert!(hosts.is_sorted());
-        let (few, many) = if alike.len() <= hosts.len() { (Some(alike), &[][..]) } else { (None, hosts) };
-        let few = few.into_iter().flatten().filter(|id| hosts.binary_search(&id.host).is_ok());
-        let of_host = |host: &HostId| {
-            let (host, first) = (*host, DeviceId { host: *host, name: SmolStr::default() });
-            alike.range(first..).take_while(move |id| id.host == host)
-        };
-        few.chain(many.iter().flat_map(of_host)).filter_map(|id| Some((id, self.nics.get(id)?)))
+        hosts.iter().flat_map(|host| alike.of_host(*host)).filter_map(|id| Some((id, self.nics.get(id)?)))
     }
 
     /// A lease came.
@@ -405,10 +412,11 @@ impl Loads {
         let group = self.others_of_group(lease);
         for (nic, change) in changes(lease, &group) {
             if let Some(load) = self.nics.get_mut(nic) {
-                let (stood, took) = (load.rank(), load.takes_more());
+                let (stood, took, before) = (load.rank(), load.takes_more(), load.load());
                 change.apply(load, comes);
                 opens |= !took && load.takes_more();
                 self.order.change(nic, stood, load.rank());
+                self.at_hosts.change(nic, Some(before), Some(load.load()));
             }
         }
         opens

@@ -1,7 +1,7 @@
 mod changes;
 mod pending;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 #[cfg(any(test, feature = "model"))]
 use std::ops::Bound;
 
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use self::changes::{Changes, Step};
 use self::pending::Pending;
-use super::{DeviceId, REGIONS_MAX};
+use super::{DeviceId, REGIONS_MAX, Sorted};
 
 /// Areas for payload begin at multiples of this, so that they can be mapped by huge pages.
 const LARGE_ALIGN_LINES: u64 = (2 << 20) / 64;
@@ -30,7 +30,7 @@ pub struct Region {
     /// The endpoint that writes it first.
     pub writer: EndpointId,
     /// In use: everybody who was ever given it. Quarantined: those who have not confirmed that they let go.
-    pub holders: BTreeSet<EndpointId>,
+    pub holders: Sorted<EndpointId>,
     /// Whether it may be used.
     pub usage: RegionUse,
 }
@@ -236,8 +236,7 @@ impl Regions {
         self.last = self.last.checked_add(1)?;
         let id = RegionId::new(self.last);
         let area = Area { start, lines };
-        let mut holders = BTreeSet::new();
-        holders.insert(writer);
+        let holders = Sorted::from_iter([writer]);
         let region = Region { id, area, purpose, writer, holders, usage: RegionUse::InUse };
         self.by_start.insert(start, region.placed());
         self.changes.note(Step::Came(id));
@@ -322,7 +321,7 @@ impl Regions {
                     area: Area::new(LineOffset::new(from), LineCount::new(to - from)),
                     purpose: Purpose::Nothing,
                     writer: finder,
-                    holders: BTreeSet::new(),
+                    holders: Sorted::default(),
                     usage: RegionUse::Failed,
                 };
                 self.by_start.insert(region.area.start, region.placed());

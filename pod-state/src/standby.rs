@@ -79,7 +79,7 @@ impl Loads {
         active: &DeviceId,
         wish: &StandbyWish<'_>,
     ) -> Option<Faults> {
-        if self.are_rails(id, active) || nic.mtu < wish.mtu {
+        if id == active || nic.lag.is_some() && self.are_rails(id, active) || nic.mtu < wish.mtu {
             return None;
         }
         // What it leaves, or would have brought, it does not bring once more.
