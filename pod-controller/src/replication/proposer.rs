@@ -17,11 +17,13 @@ const COMMIT_MAX: Duration = Duration::from_secs(5);
 pub(crate) struct Proposer {
     raft: Raft,
     runtime: tokio::runtime::Handle,
+    /// See [`trusted_for`](super::raft_config::trusted_for).
+    trusted: Duration,
 }
 
 impl Proposer {
-    pub(super) fn new(raft: Raft, runtime: tokio::runtime::Handle) -> Self {
-        Self { raft, runtime }
+    pub(super) fn new(raft: Raft, runtime: tokio::runtime::Handle, trusted: Duration) -> Self {
+        Self { raft, runtime, trusted }
     }
 
     /// Returns once a majority has it in its log. `state` is the one that the commands lead to.
@@ -50,7 +52,7 @@ impl Proposer {
         loop {
             let asked = Instant::now();
             self.runtime.block_on(confirm(&self.raft))?;
-            if is_fresh(&self.raft, asked, Instant::now()) {
+            if is_fresh(self.trusted, asked, Instant::now()) {
                 return Ok(());
             }
             if since.elapsed() > COMMIT_MAX {
@@ -71,10 +73,9 @@ pub(super) async fn confirm(raft: &Raft) -> Result<(), ReplicationError> {
     catch_up(raft).await
 }
 
-/// Whether nobody else can have been elected since a majority was asked. Whoever has heard of a leader promises nobody its vote for as long as
-/// an election takes at most; this takes half of it, for clocks that differ.
-pub(super) fn is_fresh(raft: &Raft, asked: Instant, now: Instant) -> bool {
-    now.saturating_duration_since(asked) < Duration::from_millis(raft.config().election_timeout_max) / 2
+/// Whether nobody else can have been elected since a majority was asked, whose word is trusted for so long.
+pub(super) fn is_fresh(trusted: Duration, asked: Instant, now: Instant) -> bool {
+    now.saturating_duration_since(asked) < trusted
 }
 
 /// Returns once a majority has the change in its log, and it was made.

@@ -26,7 +26,7 @@ use super::network::Network;
 use super::outside::{Outside, give_up_offices, lease};
 use super::post::{Answer, Outbox, Post, Question};
 use super::proposer::Proposer;
-use super::raft_config::raft_config;
+use super::raft_config::{raft_config, trusted_for};
 use super::renewal::{renew_log, trim_log};
 use super::roll::Roll;
 use super::tcp::{TcpError, Trust};
@@ -94,6 +94,8 @@ pub(super) struct Standing {
     pub(super) post: Post,
     /// Of one that does not reach the pool.
     pub(super) outside: Option<Outside>,
+    /// For how long it may rely on what a majority said, while it leads.
+    pub(super) trusted: Duration,
     /// The term for which this replica is elected; 0 for none.
     pub(super) elected: AtomicU64,
     /// The term in which it acts as a leader; 0 for none.
@@ -213,6 +215,7 @@ impl Replica {
             machine,
             post,
             outside: pool.is_none().then(|| Outside::new(config.run.protocol.minor)),
+            trusted: trusted_for(section),
             elected: AtomicU64::new(0),
             leading: AtomicU64::new(0),
         });
@@ -354,7 +357,7 @@ impl Replica {
         // Before it is certain that this one leads: what is seen is of earlier terms then, unless the logs were restored.
         let seen = SeenTerms::of_pool(&pool, standing.me);
         self.runtime.block_on(know_all(&standing.raft))?;
-        let proposer = Proposer::new(standing.raft.clone(), self.runtime.handle().clone());
+        let proposer = Proposer::new(standing.raft.clone(), self.runtime.handle().clone(), standing.trusted);
         if standing.machine.look(|known| known.state.is_none()) {
             let Some((begin, file)) = self.begin.take() else {
                 return Err(ReplicationError::Ended(

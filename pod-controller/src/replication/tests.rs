@@ -425,6 +425,7 @@ fn a_leader_that_learns_late_of_another_shows_what_that_one_changed() -> Result<
         machine: machine.clone(),
         post: post.clone(),
         outside: None,
+        trusted: Duration::ZERO,
         elected: AtomicU64::new(0),
         leading: AtomicU64::new(1),
     });

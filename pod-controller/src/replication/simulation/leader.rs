@@ -67,6 +67,8 @@ pub(super) struct Leading {
     pub(super) port: Port,
     pub(super) shared: Arc<Shared>,
     pub(super) raft: Raft,
+    /// For how long a majority's word counts.
+    trusted: Duration,
     pub(super) spawner: Spawner,
     pub(super) broken: Option<Broken>,
     /// Events that are committed, or are about to be, and not shown yet.
@@ -80,12 +82,12 @@ impl Leading {
     pub(super) fn new(
         pod: Pod,
         term: u64,
-        (shared, raft): (Arc<Shared>, Raft),
+        (shared, raft, trusted): (Arc<Shared>, Raft, Duration),
         spawner: Spawner,
         broken: Option<Broken>,
     ) -> Self {
         let port = Port::new(term);
-        Self { pod, port, shared, raft, spawner, broken, unseen: Vec::new(), commit: None, told: 0 }
+        Self { pod, port, shared, raft, trusted, spawner, broken, unseen: Vec::new(), commit: None, told: 0 }
     }
 
     /// Whether what was to be committed is; none while that is open. What is to be waited for is waited for in `runtime`.
@@ -100,7 +102,7 @@ impl Leading {
                 if let Err(error) = finished(runtime, task) {
                     return Some(Err(error));
                 }
-                if is_fresh(&self.raft, asked, self.pod.now()) {
+                if is_fresh(self.trusted, asked, self.pod.now()) {
                     self.clear(&rings);
                     self.propose(change);
                 } else {

@@ -23,7 +23,7 @@ use super::super::machine::Machine;
 use super::super::network::Network;
 use super::super::outside::Outside;
 use super::super::post::{Clerk, Outbox, Post};
-use super::super::raft_config::raft_config;
+use super::super::raft_config::{raft_config, trusted_for};
 use super::super::replica::{Standing, attend};
 use super::super::roll::Roll;
 use super::Broken;
@@ -208,7 +208,9 @@ impl Node {
         let (desk, handle) = desk.expect("descriptors");
         let (elected, leading) = (AtomicU64::new(0), AtomicU64::new(0));
         let outside = self.is_outside(around).then(|| Outside::new(Protocol::CURRENT.minor));
-        let standing = Standing { owner, me, raft: raft.clone(), machine, post, outside, elected, leading };
+        let trusted = trusted_for(&section);
+        let standing =
+            Standing { owner, me, raft: raft.clone(), machine, post, outside, trusted, elected, leading };
         let standing = Arc::new(standing);
         let register = Arc::new(Register::new(raft, roll));
         let spoken = Spoken::new(&around.pool);

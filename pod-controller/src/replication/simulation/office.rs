@@ -162,7 +162,7 @@ impl Office {
         standing.leading.store(elected, Ordering::Release);
         let Some(state) = known.state else { return Ok(()) };
         let term = known.terms + elected;
-        let around = (Arc::clone(&desk.shared), raft);
+        let around = (Arc::clone(&desk.shared), raft, standing.trusted);
         let world = Leading::new(self.pod.clone(), term, around, runtime.handle().clone(), self.broken);
         let mut conductor = Conductor::new(world, state, term, policies());
         let mut begun = conductor.begin(Vec::new());
