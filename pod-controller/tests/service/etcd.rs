@@ -322,6 +322,31 @@ fn number(answer: &str, name: &str) -> u64 {
 }
 
 #[test]
+fn who_died_is_waited_for_also_where_etcd_ends_leases_late() {
+    let etcd = Etcd::start();
+    let mut pod = Pod::new_in_file();
+    pod.stop_controller();
+    let client = pod.client();
+    let store = etcd.address("wadi/pod1");
+    let process = Process::start(&pod, &["--store", &store, "--bootstrap"]);
+    until("a change", || set_type(&client, "before").ok());
+    process.kill();
+
+    // As if a busy disk kept etcd from ending it: longer than it was granted for.
+    let all = post(&etcd, "kv/range", r#"{"key":"AA==","range_end":"AA=="}"#, None);
+    let all: serde_json::Value = serde_json::from_str(&all).expect("JSON");
+    let keys = all["kvs"].as_array().expect("keys");
+    let mut claim = keys.iter().find(|key| key["lease"].is_string()).expect("its claim").clone();
+    let granted = post(&etcd, "lease/grant", r#"{"TTL":"11"}"#, None);
+    claim["lease"] = number(&granted, "ID").to_string().into();
+    let put = serde_json::json!({"key": claim["key"], "value": claim["value"], "lease": claim["lease"]});
+    post(&etcd, "kv/put", &put.to_string(), None);
+
+    let _next = Process::start(&pod, &["--store", &store]);
+    until("what was there before", || (types(&client)? == 1).then_some(()));
+}
+
+#[test]
 fn an_etcd_without_room_loses_nothing_and_the_controller_goes_on_by_itself() {
     // Less than a handful of changes and what others put there need.
     let etcd = Etcd::start_with("http", &["--quota-backend-bytes=4000000".to_owned()]);

@@ -389,6 +389,9 @@ pub(super) struct KeyValue {
     pub(super) value: Bytes,
     #[serde(default)]
     pub(super) mod_revision: Number,
+    /// With which it goes; 0 for none.
+    #[serde(default)]
+    pub(super) lease: Number,
 }
 
 #[derive(Debug, Serialize)]
@@ -402,6 +405,14 @@ pub(super) struct Grant {
 pub(super) struct Granted {
     #[serde(rename = "ID")]
     pub(super) lease: Number,
+}
+
+/// What is left of a lease.
+#[derive(Debug, Deserialize)]
+pub(super) struct TimeToLive {
+    /// In seconds; negative where it is gone.
+    #[serde(rename = "TTL", default)]
+    pub(super) seconds: Number,
 }
 
 /// What a stream that ends after one answer looks like.

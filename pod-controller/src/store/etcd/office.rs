@@ -7,8 +7,8 @@ use tokio::task::JoinHandle;
 
 use super::EtcdError;
 use super::gateway::{
-    Compare, Gateway, Grant, Granted, KeptAlive, KeyValue, Number, Operation, Silence, Transacted,
-    Transaction,
+    Compare, Gateway, Grant, Granted, KeptAlive, KeyValue, Number, Operation, Silence, TimeToLive,
+    Transacted, Transaction,
 };
 use super::link::{Claim, EtcdLink, Place};
 
@@ -16,8 +16,12 @@ use super::link::{Claim, EtcdLink, Place};
 const LEASE_SECONDS: u64 = 5;
 /// How often it is heard of.
 const KEEP_EVERY: Duration = Duration::from_millis(1500);
-/// For how long a controller that may have died is waited for: etcd ends leases late rather than early.
-const HOLDER_MAX: Duration = Duration::from_secs(LEASE_SECONDS + 2);
+/// For how long a controller that is not heard of any more is waited for. An etcd whose disk is busy ends leases late.
+const HOLDER_MAX: Duration = Duration::from_secs(60);
+/// How often it is to be heard of to be alive. A new leader of etcd gives each lease all of its time once more.
+const HEARD_MIN: u32 = 2;
+/// How long etcd may take to say what is left of a lease.
+const LEFT_MAX: Duration = Duration::from_millis(1500);
 /// How often is looked whether it is gone.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// How long the end of a lease may take.
@@ -99,8 +103,7 @@ impl Office {
             success: keys.iter().map(|key| Operation::get(key)).collect(),
             failure: Vec::new(),
         };
-        let since = Instant::now();
-        let mut told = false;
+        let mut predecessor = Predecessor::default();
         loop {
             let found = link.transact(&look)?;
             let written = last(place, found.found(&place.head))?;
@@ -113,10 +116,10 @@ impl Office {
                     || String::from_utf8_lossy(&leader.value.0).into_owned(),
                     |holder| holder.to_string(),
                 );
-                if since.elapsed() > HOLDER_MAX {
+                if predecessor.is_there(link, leader) {
                     return Err(EtcdError::InUse { place: place.to_string(), holder });
                 }
-                if !std::mem::replace(&mut told, true) {
+                if predecessor.looks == 1 {
                     tracing::info!("waiting until {holder} counts as gone from {place}");
                 }
                 std::thread::sleep(LOOK_EVERY);
@@ -234,6 +237,39 @@ async fn grant(gateway: &Gateway) -> Result<i64, Silence> {
     let seconds = Number(LEASE_SECONDS.cast_signed());
     let granted: Granted = gateway.ask("v3/lease/grant", &Grant { seconds }, KEEP_EVERY).await?;
     Ok(granted.lease.0)
+}
+
+/// Whoever has the office while somebody else waits for it.
+#[derive(Default)]
+struct Predecessor {
+    /// With which its claim goes.
+    lease: i64,
+    /// The least of it that was seen to be left, in seconds.
+    least: i64,
+    /// How often it was renewed meanwhile.
+    heard: u32,
+    looks: u32,
+    since: Option<Instant>,
+}
+
+impl Predecessor {
+    /// Whether it is heard of, or has been there for too long for anybody who is dead.
+    fn is_there(&mut self, link: &EtcdLink, claim: &KeyValue) -> bool {
+        self.looks = self.looks.saturating_add(1);
+        if claim.lease.0 != self.lease {
+            // It came back, or somebody else was sooner.
+            self.heard += u32::from(self.looks > 1);
+            (self.lease, self.least) = (claim.lease.0, i64::MAX);
+        }
+        // Whoever may not ask that goes by the time.
+        let question = Granted { lease: claim.lease };
+        let left: Result<TimeToLive, _> = link.ask("v3/lease/timetolive", &question, LEFT_MAX);
+        if let Ok(left) = left {
+            self.heard += u32::from(left.seconds.0 > self.least);
+            self.least = left.seconds.0;
+        }
+        self.heard >= HEARD_MIN || self.since.get_or_insert_with(Instant::now).elapsed() > HOLDER_MAX
+    }
 }
 
 /// Has a controller be heard of.
