@@ -23,7 +23,7 @@ pub(crate) enum Happening {
     /// An order arrives.
     Arrives(EndpointId, Box<Mail>),
     /// A word of a daemon arrives at the controller of this term, over this connection.
-    Says(EndpointId, u64, Event),
+    Says(EndpointId, u64, Box<Event>),
     /// Nobody has answered an order.
     Late(EndpointId, u64, u64),
     /// A daemon learns that it was granted a connection.
@@ -66,7 +66,7 @@ impl Physical {
         match what {
             Happening::Arrives(id, mail) => self.arrives(id, *mail),
             Happening::Says(_, _, event) => match port {
-                Some(port) => port.hear(self, event),
+                Some(port) => port.hear(self, *event),
                 None => self.seen.lost += 1,
             },
             Happening::Late(endpoint, _, command) => {

@@ -283,7 +283,7 @@ impl Physical {
 
     pub(crate) fn says(&mut self, id: EndpointId, event: Event) {
         let connection = self.daemons[&id].connection;
-        self.send(id, true, Happening::Says(id, connection, event));
+        self.send(id, true, Happening::Says(id, connection, Box::new(event)));
     }
 
     /// How many orders were obeyed, and in how many terms.

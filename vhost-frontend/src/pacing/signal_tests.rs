@@ -48,7 +48,9 @@ fn with_signal(frontend: usize, count: usize, signal: Signal) -> FabricObject {
 }
 
 fn set(loads: &Loads, ns: u64) {
-    loads.iter().for_each(|load| load.store(ns, Ordering::Relaxed));
+    for load in loads {
+        load.store(ns, Ordering::Relaxed);
+    }
 }
 
 /// What each frontend takes the element to carry, in parts of what it carries at most.

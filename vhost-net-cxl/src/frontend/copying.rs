@@ -5,6 +5,7 @@ use vhost_frontend::{Buffer, Chain, ChainReader, GuestMemory, GuestView};
 use vm_memory::VolatileSlice;
 
 use super::flow::FLOW_BYTES;
+use super::lending::Ranges;
 use crate::counters::DropReason;
 use crate::message::MAX_PACKET_BYTES;
 use crate::offloads::Offloads;
@@ -40,13 +41,30 @@ impl Rules {
         bytes.filter(|_| chain.fault().is_none()).ok_or(DropReason::BadChain)
     }
 
+    /// Puts a packet into its buffer: all of it, or where it lies if that is in the pool.
+    #[inline]
+    pub(super) fn put<M: Memory>(
+        self,
+        memory: &M,
+        of_guest: (&GuestMemory, &GuestView<'_>),
+        chain: &Chain,
+        (frame_bytes, ranges): (u32, Option<&Ranges>),
+        buffer: Buffer,
+        bounce: &mut [u8],
+    ) -> Result<(), DropReason> {
+        match ranges {
+            Some(ranges) => self.scatter(memory, of_guest, chain, (frame_bytes, ranges), buffer, bounce),
+            None => self.copy(memory, of_guest, chain, frame_bytes, buffer, bounce),
+        }
+    }
+
     /// Copies a packet into its buffer and checks its header. From there on only our copy of it counts: the guest may
     /// rewrite its own at any time. A store fence is all that it needs to be announced.
     ///
     /// Where the pool's hosts are not coherent, it goes past the cache: the backend has thrown the buffer's lines out of it, so
     /// that storing to them would fetch them first. `bounce` has its front then.
     #[inline]
-    pub(super) fn copy<M: Memory>(
+    fn copy<M: Memory>(
         self,
         memory: &M,
         (guest, view): (&GuestMemory, &GuestView<'_>),

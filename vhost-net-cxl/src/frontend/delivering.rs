@@ -33,7 +33,7 @@ pub(super) fn deliver<M: Memory>(
     ports: &mut [Port],
     index: usize,
     pieces: &[NetMessage],
-    part: Part,
+    span: Part,
     scratch: &mut Scratch,
 ) -> Result<(), DropReason> {
     let port = &mut ports[index];
@@ -68,17 +68,17 @@ pub(super) fn deliver<M: Memory>(
     let before = used.len();
     let header = &header.to_bytes()[..header_bytes];
     let chains = &scratch.chains[..count];
-    let fine = if part.from == 0 && part.to == frame_bytes {
+    let fine = if span.from == 0 && span.to == frame_bytes {
         write_packet(memory, ring, chains, used, header, pieces)
     } else {
-        write_part(memory, ring, chains, used, (header, part), pieces)
+        write_part(memory, ring, chains, used, (header, span), pieces)
     };
     if !fine {
         // Given back with nothing in them.
         used[before..].iter_mut().for_each(|(_, written)| *written = 0);
         return Err(DropReason::BadChain);
     }
-    if part.to < frame_bytes {
+    if span.to < frame_bytes {
         used.truncate(before);
         chains.iter().rev().for_each(|chain| ring.put_back(chain));
     }

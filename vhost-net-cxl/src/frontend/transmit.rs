@@ -16,9 +16,10 @@ use super::announcing::Announcement;
 use super::copying::{BOUNCE_BYTES, Rules};
 use super::cutting::{Copied, Cut};
 use super::flow::{FLOW_BYTES, flow_hash};
+use super::flow_queues::FlowQueues;
 use super::lending::Ranges;
 use super::port::Port;
-use super::rails::Steering;
+use super::rails::{Rails, Steering};
 use super::receive::Channel;
 use super::under_way::{Packet, State, UNDER_WAY_MAX};
 use crate::message::{MAX_PACKET_BYTES, NetMessage, Run};
@@ -326,43 +327,26 @@ impl Port {
                             held = true;
                             break;
                         }
-                        let of_guest = (guest, &view);
-                        let written = match ranges {
-                            Some(ranges) => {
-                                let of_frame = (frame_bytes, ranges);
-                                rules.scatter(memory, of_guest, chain, of_frame, buffer, bounce)
-                            }
-                            None => rules.copy(memory, of_guest, chain, frame_bytes, buffer, bounce),
-                        };
-                        (Some(buffer), written)
+                        let of_frame = (frame_bytes, ranges);
+                        (Some(buffer), rules.put(memory, (guest, &view), chain, of_frame, buffer, bounce))
                     };
                     match written {
                         Ok(()) => {
                             packets += 1;
                             bytes += u64::from(frame_bytes);
-                            let (spreads, by_queue) = (!self.rails.is_single(), self.rails.is_by_queue());
-                            let flow = match buffer {
-                                Some(buffer) if steers || spreads && !by_queue => {
-                                    flow_of(memory, buffer, bounce, frame_bytes)
-                                }
-                                _ => 0,
-                            };
-                            if steers {
-                                self.flow_queues.note(flow, pair);
-                            }
-                            if spreads {
-                                packet.flow = if by_queue { u32::from(pair) } else { flow };
-                                packet.rail = self.rails.rail_of(packet.flow);
-                            }
                             packet.buffer = buffer;
                             packet.bytes = whole;
                             packet.lent = ranges.is_some();
                             zero_copy += u64::from(packet.lent);
                             copied += if packet.lent { 0 } else { u64::from(whole) };
                             packet.state = State::Waiting;
+                            let queues = steers.then_some(&mut self.flow_queues);
+                            tell_flow(memory, (&self.rails, queues, pair), &mut packet, bounce);
                         }
                         Err(reason) => {
-                            buffer.into_iter().for_each(|buffer| self.buffers.free(buffer));
+                            if let Some(buffer) = buffer {
+                                self.buffers.free(buffer);
+                            }
                             self.counters.count_drop(reason);
                         }
                     }
@@ -446,6 +430,30 @@ fn return_to(rings: &mut [Option<vhost_frontend::Ring>], ring: u16, used: &mut V
 #[inline]
 fn find<M: Memory>(id: ChannelId, channels: &mut [Channel<M>]) -> Option<&mut Channel<M>> {
     channels.iter_mut().find(|channel| channel.end.object().id == id)
+}
+
+/// Says which flow a packet is of that was just written into its buffer, as far as somebody wants to know, and over which rail it goes.
+#[inline]
+fn tell_flow<M: Memory>(
+    memory: &M,
+    (rails, queues, pair): (&Rails, Option<&mut FlowQueues>, u16),
+    packet: &mut Packet,
+    bounce: &[u8],
+) {
+    let (spreads, by_queue) = (!rails.is_single(), rails.is_by_queue());
+    let flow = match packet.buffer {
+        Some(buffer) if queues.is_some() || spreads && !by_queue => {
+            flow_of(memory, buffer, bounce, packet.bytes - HEADER_BYTES_U32)
+        }
+        _ => 0,
+    };
+    if let Some(queues) = queues {
+        queues.note(flow, pair);
+    }
+    if spreads {
+        packet.flow = if by_queue { u32::from(pair) } else { flow };
+        packet.rail = rails.rail_of(packet.flow);
+    }
 }
 
 /// The flow of a packet that was just written into its buffer.

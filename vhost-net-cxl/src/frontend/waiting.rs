@@ -169,17 +169,17 @@ impl<M: Memory> Frontend<M> {
                 return None;
             }
         }
-        let part = Part { from: done, to: done + bytes };
-        let delivered = deliver(&self.memory, &mut self.ports, index, frame, part, &mut self.receive_scratch);
+        let span = Part { from: done, to: done + bytes };
+        let delivered = deliver(&self.memory, &mut self.ports, index, frame, span, &mut self.receive_scratch);
         let port = &mut self.ports[index];
         Some(delivered.map(|()| {
-            port.waiting.begun = Some((queue, part.to));
-            if part.to == total
+            port.waiting.begun = Some((queue, span.to));
+            if span.to == total
                 && let Some(limiter) = &mut port.receive_limit
             {
                 limiter.charge(1, total.into());
             }
-            part.to == total
+            span.to == total
         }))
     }
 

@@ -17,7 +17,7 @@ const LEASE_SECONDS: u64 = 5;
 /// How often it is heard of.
 const KEEP_EVERY: Duration = Duration::from_millis(1500);
 /// For how long a controller that is not heard of any more is waited for. An etcd whose disk is busy ends leases late.
-const HOLDER_MAX: Duration = Duration::from_secs(60);
+const HOLDER_MAX: Duration = Duration::from_mins(1);
 /// How often it is to be heard of to be alive. A new leader of etcd gives each lease all of its time once more.
 const HEARD_MIN: u32 = 2;
 /// How long etcd may take to say what is left of a lease.
