@@ -3,7 +3,6 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::time::Duration;
 
 use pod_api::{ByteSize, CreateInstance, CreateVolume, EndpointHealth, Instance, ReplicaState};
 use wadi_tests::disk_guest::{Answers, BLOCK_BYTES, BLOCKS, DiskGuest, block, version_of};
@@ -12,10 +11,6 @@ use wadi_tests::pod::{HostPlan, Pod, PodBuilder, Role};
 use wadi_tests::stage::rounds;
 use wadi_tests::waiting::until;
 
-/// Of a daemon that was fenced.
-const FENCED: i32 = 75;
-/// Longer than a daemon takes that finds out that it is over.
-const PATIENCE: Duration = Duration::from_secs(30);
 const ALL_DONE: Answers = Answers { done: BLOCKS, failed: 0 };
 const ALL_FAILED: Answers = Answers { done: 0, failed: BLOCKS };
 
@@ -47,25 +42,9 @@ fn versions_on(pod: &Pod, host: &str, ssd: &str) -> Vec<u64> {
     blocks.enumerate().map(|(number, bytes)| version_of(number, bytes)).collect()
 }
 
-fn wait_for_health(pod: &Pod, host: &str, role: Role, health: EndpointHealth) {
-    until(&format!("{host} {role} to be {health:?}"), || {
-        let hosts = pod.api().hosts().unwrap();
-        let endpoints = hosts.iter().filter(|it| it.name == host).flat_map(|it| &it.endpoints);
-        endpoints.filter(|it| it.role == role.to_string()).any(|it| it.health == health).then_some(())
-    });
-}
-
 fn state_of(pod: &Pod, device: &str) -> ReplicaState {
     let volume = pod.api().volume("vol0").unwrap();
     volume.replicas.iter().find(|it| it.device == device).unwrap().state
-}
-
-/// Lets a daemon run again that was fenced, and waits until it has found that out.
-fn wake_up_to_the_end(pod: &mut Pod, host: &str, role: Role) {
-    let daemon = pod.daemon(host, role).unwrap();
-    daemon.thaw().unwrap();
-    let status = daemon.wait(PATIENCE).unwrap();
-    assert_eq!(status.code(), Some(FENCED), "{status}");
 }
 
 #[test]
@@ -87,9 +66,9 @@ fn what_a_guest_was_told_has_failed_is_not_written_afterwards() {
         wait_until_sent(&pod, held);
         // The controller waits for the backend no longer.
         assert_eq!(guest.finish(), ALL_FAILED);
-        wait_for_health(&pod, "h2", Role::BlkBackend, EndpointHealth::Fenced);
+        pod.wait_for_health("h2", Role::BlkBackend, EndpointHealth::Fenced);
         assert_eq!(versions_on(&pod, "h2", "ssd0"), [first; BLOCKS]);
-        wake_up_to_the_end(&mut pod, "h2", Role::BlkBackend);
+        pod.wake_up_to_the_end("h2", Role::BlkBackend).unwrap();
         assert_eq!(versions_on(&pod, "h2", "ssd0"), [first; BLOCKS], "it wrote when it woke up");
         pod.start_daemon("h2", Role::BlkBackend).unwrap();
         pod.wait_until_joined().unwrap();
@@ -136,7 +115,7 @@ fn a_dropped_replica_that_wakes_up_writes_nothing_and_is_brought_in_line() {
         assert_eq!(guest.finish(), ALL_DONE);
         let asleep = volume_on(&pod, "vol0", host, ssd).unwrap();
         assert!(versions_on(&pod, host, ssd).iter().all(|version| *version < held), "it held nothing");
-        wake_up_to_the_end(&mut pod, host, Role::BlkBackend);
+        pod.wake_up_to_the_end(host, Role::BlkBackend).unwrap();
         assert!(volume_on(&pod, "vol0", host, ssd).unwrap() == asleep, "it wrote when it woke up");
 
         // Its next life is brought in line while the guest goes on.
@@ -165,17 +144,6 @@ fn a_dropped_replica_that_wakes_up_writes_nothing_and_is_brought_in_line() {
                 .then_some(())
         });
     }
-}
-
-/// Moves the instance to a host although the one that it leaves says nothing, and returns the socket of its disk there.
-fn move_by_force(pod: &Pod, to: &str) -> String {
-    let moving = pod.api().migrate_instance("vm1", to).unwrap();
-    let migration = moving.migration.unwrap();
-    assert!(migration.ready, "{migration:?}");
-    pod.api().activate_migration("vm1", true).unwrap();
-    let moved = pod.api().instance("vm1").unwrap();
-    assert_eq!((moved.host.as_str(), moved.migration), (to, None));
-    migration.devices[0].socket.clone()
 }
 
 fn what_an_old_frontend_holds(replicas: u8) {
@@ -208,9 +176,9 @@ fn what_an_old_frontend_holds(replicas: u8) {
     // They lie in the guest's queue, and nobody has seen them yet.
     old.begin_to_write(2);
     neighbour.begin_to_write(1);
-    wait_for_health(&pod, "h1", Role::BlkFrontend, EndpointHealth::Silent);
+    pod.wait_for_health("h1", Role::BlkFrontend, EndpointHealth::Silent);
 
-    let mut new = DiskGuest::connect(&move_by_force(&pod, "h3"));
+    let mut new = DiskGuest::connect(&pod.move_by_force("vm1", "h3").unwrap().devices[0].socket);
     assert_eq!(new.versions(), [1; BLOCKS]);
     new.begin_to_write(3);
     assert_eq!(new.finish(), ALL_DONE);
@@ -218,7 +186,7 @@ fn what_an_old_frontend_holds(replicas: u8) {
     pod.daemon("h1", Role::BlkFrontend).unwrap().thaw().unwrap();
     // It hears of it in the end, and lets go. Nobody took anything from the daemon itself, which goes on.
     until("the old disk to be gone", || (!Path::new(&socket).exists()).then_some(()));
-    wait_for_health(&pod, "h1", Role::BlkFrontend, EndpointHealth::Joined);
+    pod.wait_for_health("h1", Role::BlkFrontend, EndpointHealth::Joined);
     assert_eq!(pod.daemon("h1", Role::BlkFrontend).unwrap().pid(), pid);
     assert!(pod.daemon("h1", Role::BlkFrontend).unwrap().running());
     assert_eq!(neighbour.finish(), ALL_DONE);
@@ -234,7 +202,7 @@ fn what_an_old_frontend_holds(replicas: u8) {
     drop(new);
     until("room where it was", || pod.api().migrate_instance("vm1", "h1").ok());
     pod.api().abort_migration("vm1").unwrap();
-    let mut back = DiskGuest::connect(&move_by_force(&pod, "h1"));
+    let mut back = DiskGuest::connect(&pod.move_by_force("vm1", "h1").unwrap().devices[0].socket);
     assert_eq!(back.versions(), [4; BLOCKS]);
     back.begin_to_write(5);
     assert_eq!(back.finish(), ALL_DONE);

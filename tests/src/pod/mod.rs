@@ -6,6 +6,7 @@ mod clocks;
 mod plan;
 mod release;
 mod role;
+mod standing_still;
 mod topology;
 mod vm;
 
