@@ -82,6 +82,18 @@ struct Watch {
     usurper: Mutex<Option<Usurper>>,
     /// Those that act.
     workers: Workers,
+    hearing: Hearing,
+}
+
+/// Whether what the controller said while the endpoint stood still has been heard. It may have taken something away, without a fence.
+#[derive(Default)]
+struct Hearing {
+    /// How often the control thread was done with all that the controller had said.
+    rounds: AtomicU64,
+    /// The round after which everything is known that was said before the endpoint went on.
+    due: AtomicU64,
+    /// Until when that is waited for at most, in nanoseconds since the watch started.
+    until_ns: AtomicU64,
 }
 
 /// A moment by a clock that also goes on while the host is suspended: the controller's does meanwhile, and what was held may be
@@ -111,6 +123,10 @@ enum Seen {
 
 const NOT_GRANTED: u64 = u64::MAX;
 
+/// How long nobody acts at most because the control thread has not heard yet what was said meanwhile: it may wait for a device, or for a
+/// controller that is not there any more.
+const HEARS_WITHIN: Duration = Duration::from_secs(1);
+
 /// How often to try while the line is just being written.
 const LOOKS_MAX: u32 = 3;
 
@@ -138,6 +154,7 @@ impl Fence {
             fenced: AtomicBool::new(false),
             usurper: Mutex::new(None),
             workers: Workers::default(),
+            hearing: Hearing::default(),
         }))
     }
 
@@ -164,6 +181,37 @@ impl Fence {
         self.outcome()
     }
 
+    /// Whether the endpoint may act on what it was told before: it is not fenced, and after it stood still for `fence-ms` and longer it has
+    /// heard what the controller said meanwhile. As costly as [`check`](Self::check).
+    pub fn may_act(&self) -> bool {
+        self.check().is_ok() && !self.has_to_hear()
+    }
+
+    /// Whether the endpoint stood still, and has not heard yet what the controller said meanwhile.
+    pub(crate) fn has_to_hear(&self) -> bool {
+        let hearing = &self.0.hearing;
+        let (rounds, due) = (hearing.rounds.load(Ordering::Acquire), hearing.due.load(Ordering::Acquire));
+        rounds < due && nanoseconds(self.0.started.elapsed()) < hearing.until_ns.load(Ordering::Acquire)
+    }
+
+    /// The control thread is done with everything that it was told so far.
+    pub(crate) fn heard_everything(&self) {
+        self.0.hearing.rounds.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Nobody has looked for too long: everybody stood still, the control thread, too.
+    fn stood_still(&self, until: Duration) {
+        let hearing = &self.0.hearing;
+        let rounds = hearing.rounds.load(Ordering::Acquire);
+        // Without a control thread there is nobody who hears.
+        if rounds == 0 {
+            return;
+        }
+        hearing.until_ns.fetch_max(nanoseconds(until + HEARS_WITHIN), Ordering::AcqRel);
+        // It may have been at the end of a round.
+        hearing.due.fetch_max(rounds + 2, Ordering::AcqRel);
+    }
+
     /// Looks into the pool now.
     pub(crate) fn look(&self) -> Result<(), Fenced> {
         if matches!(self.read_line(), Seen::Newer | Seen::Usurped) {
@@ -184,7 +232,7 @@ impl Fence {
 
     fn read_line(&self) -> Seen {
         // The time from before the look: a pause between the two must count as not having looked.
-        let before_ns = u64::try_from(self.0.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let before = self.0.started.elapsed();
         // To the controller a life whose hello is gone has left: what it held may be another's already.
         if self.0.announced.load(Ordering::Acquire)
             && let Some(usurper) = self.0.lines.usurper()
@@ -202,7 +250,12 @@ impl Fence {
         if generation.is_none() && granted != NOT_GRANTED {
             return Seen::Unreadable;
         }
-        self.0.looked_ns.fetch_max(before_ns, Ordering::AcqRel);
+        let last = Duration::from_nanos(self.0.looked_ns.load(Ordering::Acquire));
+        if before.saturating_sub(last) > self.0.limit {
+            // Known before anybody can take the look for recent.
+            self.stood_still(before);
+        }
+        self.0.looked_ns.fetch_max(nanoseconds(before), Ordering::AcqRel);
         if generation.is_some_and(|generation| generation > granted) { Seen::Newer } else { Seen::Fine }
     }
 
@@ -219,6 +272,10 @@ impl Fence {
             self.0.fenced.store(true, Ordering::Release);
         }
     }
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl fmt::Debug for Fence {
@@ -318,6 +375,39 @@ mod tests {
         publish(&controller, 2);
         thread::sleep(Duration::from_millis(2));
         assert_eq!(fence.check(), Err(Fenced));
+    }
+
+    #[test]
+    fn who_stood_still_acts_once_it_has_heard_what_was_said_meanwhile() {
+        let (controller, fence) = fence(Duration::from_millis(1));
+        publish(&controller, 1);
+        fence.granted(1);
+        assert_eq!(fence.look(), Ok(()));
+        thread::sleep(Duration::from_millis(2));
+        assert!(fence.may_act(), "there is no control thread");
+        fence.heard_everything();
+        for looks in [Fence::look, Fence::check] {
+            thread::sleep(Duration::from_millis(2));
+            assert_eq!(looks(&fence), Ok(()));
+            assert!(fence.has_to_hear());
+            fence.heard_everything();
+            assert!(fence.has_to_hear(), "that may have been what it was at before");
+            fence.heard_everything();
+            assert!(!fence.has_to_hear());
+        }
+    }
+
+    #[test]
+    fn who_hears_nothing_goes_on_after_a_while() {
+        let (controller, fence) = fence(Duration::from_millis(1));
+        publish(&controller, 1);
+        fence.granted(1);
+        fence.heard_everything();
+        thread::sleep(Duration::from_millis(2));
+        assert!(!fence.may_act());
+        // Nobody looks meanwhile, as nobody did before.
+        thread::sleep(HEARS_WITHIN);
+        assert!(!fence.has_to_hear());
     }
 
     #[test]

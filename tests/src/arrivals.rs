@@ -31,12 +31,14 @@ pub struct Arrivals {
 /// What came so far, by the addresses of senders, and word of more.
 #[derive(Debug, Default)]
 struct Heard {
+    /// The number that is to come first.
+    first: u64,
     flows: Mutex<BTreeMap<[u8; 6], Flow>>,
     more: Condvar,
 }
 
 /// What came from one guest.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 struct Flow {
     /// The number that is to come next.
     next: u64,
@@ -45,6 +47,10 @@ struct Flow {
 }
 
 impl Flow {
+    fn from(next: u64) -> Self {
+        Self { next, misplaced: None }
+    }
+
     fn hear(&mut self, number: u64) {
         if number != self.next {
             self.misplaced.get_or_insert((self.next, number));
@@ -56,6 +62,11 @@ impl Flow {
 impl Arrivals {
     /// Hears those from now on.
     pub fn listen(namespace: &Namespace) -> Result<Self> {
+        Self::listen_from(namespace, 0)
+    }
+
+    /// The same where guests have sent frames before: this is the number that is to come next.
+    pub fn listen_from(namespace: &Namespace, first: u64) -> Result<Self> {
         let protocol = NonZero::new(u32::from(FRAME_TYPE.to_be())).map(Protocol::from_raw);
         let socket = namespace.inside(move || {
             let socket = socket_with(AddressFamily::PACKET, SocketType::RAW, SocketFlags::CLOEXEC, protocol)?;
@@ -63,15 +74,18 @@ impl Arrivals {
             sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(Duration::from_millis(50)))?;
             Ok(socket)
         })?;
-        let (heard, stop) = (Arc::default(), Arc::new(AtomicBool::new(false)));
+        let heard = Arc::new(Heard { first, ..Heard::default() });
+        let stop = Arc::new(AtomicBool::new(false));
         let (noted, stopped) = (Arc::clone(&heard), Arc::clone(&stop));
         let thread = Some(thread::spawn(move || hear(&socket, &noted, &stopped)));
         Ok(Self { heard, stop, thread })
     }
 
-    /// Waits until the last of `count` frames of a guest has come, and fails unless all the others came before it, once each and in order.
+    /// Waits until the last frame below number `count` of a guest has come, and fails unless all the others came before it, once each and in
+    /// order.
     pub fn expect(&self, mac: [u8; 6], count: u64) -> Result<()> {
-        let flow = |flows: &BTreeMap<_, Flow>| flows.get(&mac).cloned().unwrap_or_default();
+        let first = self.heard.first;
+        let flow = |flows: &BTreeMap<_, Flow>| flows.get(&mac).cloned().unwrap_or(Flow::from(first));
         let is_awaited = |flows: &mut BTreeMap<_, Flow>| {
             let flow = flow(flows);
             flow.misplaced.is_none() && flow.next != count
@@ -108,7 +122,7 @@ fn hear(socket: &OwnedFd, heard: &Heard, stop: &AtomicBool) {
                 let mac = std::array::from_fn(|at| front[6 + at]);
                 let number = u64::from_le_bytes(std::array::from_fn(|at| front[FRAME_NUMBER_AT + at]));
                 let mut flows = heard.flows.lock().unwrap_or_else(PoisonError::into_inner);
-                flows.entry(mac).or_default().hear(number);
+                flows.entry(mac).or_insert(Flow::from(heard.first)).hear(number);
                 drop(flows);
                 heard.more.notify_all();
             }
@@ -126,7 +140,7 @@ mod tests {
     #[test]
     fn what_is_lost_doubled_or_out_of_order_is_seen() {
         let misplaced = |numbers: &[u64]| {
-            let mut flow = Flow::default();
+            let mut flow = Flow::from(0);
             for number in numbers {
                 flow.hear(*number);
             }

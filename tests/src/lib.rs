@@ -12,6 +12,7 @@ pub mod etcd;
 pub mod fair_vcpus;
 pub mod files;
 pub mod fio;
+pub mod frame_guest;
 pub mod held_vcpus;
 pub mod iperf;
 pub mod loads;

@@ -274,6 +274,10 @@ impl<M: Memory> ControlThread<M> {
         if let Some(session) = &mut self.session {
             session.link.flush();
         }
+        // A new controller has told everything only once it says so.
+        if self.session.as_ref().is_none_or(Session::told_all) {
+            self.parts.fence.heard_everything();
+        }
         Ok(())
     }
 
@@ -342,6 +346,9 @@ impl<M: Memory> ControlThread<M> {
                     answer = answer.and(self.remove(&id));
                 }
                 self.parts.handler.synced();
+                if let Some(session) = &mut self.session {
+                    session.was_told_all();
+                }
                 answer
             }
             Command::Scrub { region, area, .. } => self.scrub(region, area),
@@ -459,6 +466,9 @@ impl<M: Memory> ControlThread<M> {
         let mut nothing_new = true;
         if !self.scrubbing.is_empty() {
             limit = Duration::ZERO;
+        }
+        if self.parts.fence.has_to_hear() {
+            limit = SLEEP_IN_HANDSHAKE;
         }
         if let Some(session) = &mut self.session {
             if !session.link.ready() && now.duration_since(self.session_began) < HANDSHAKE_HASTE {

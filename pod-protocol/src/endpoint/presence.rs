@@ -99,7 +99,7 @@ impl<M: Memory> Presence<M> {
             let mut turns = TurnWatch::new(fence.workers().clone(), worker_timeout, Instant::now());
             let mut over = false;
             while !leaving.load(Ordering::Acquire) {
-                if fence.look().is_err() {
+                if fence.look().is_err() || fence.has_to_hear() {
                     reporter.wake();
                 }
                 if !over && let Some(worker) = turns.look(Instant::now()) {

@@ -30,6 +30,7 @@ pub(super) struct Session<M: Memory> {
     pub(super) grant: Grant,
     pub(super) link: Link<M>,
     joining: Joining,
+    told_all: bool,
 }
 
 impl<M: Memory> Session<M> {
@@ -51,7 +52,7 @@ impl<M: Memory> Session<M> {
         );
         // It has to accept the generation that we began.
         link.ring();
-        Self { replica, grant, link, joining: Joining::Due(now) }
+        Self { replica, grant, link, joining: Joining::Due(now), told_all: false }
     }
 
     /// Whether this is still the conversation that the grant is about.
@@ -62,6 +63,16 @@ impl<M: Memory> Session<M> {
     /// Whether the controller has accepted us.
     pub(super) fn joined(&self) -> bool {
         self.joining == Joining::Done
+    }
+
+    /// Whether the controller has told everything that is to be held.
+    pub(super) fn told_all(&self) -> bool {
+        self.told_all
+    }
+
+    /// The controller says that it has.
+    pub(super) fn was_told_all(&mut self) {
+        self.told_all = true;
     }
 
     /// Sends the join if it is due and both directions work.

@@ -130,6 +130,11 @@ impl<T: Task + 'static> Worker<T> {
         loop {
             self.turner.turns();
             self.deliver()?;
+            if self.has_to_hear() {
+                // What is to be done may have been taken away meanwhile: the control thread says so first, by messages.
+                thread::yield_now();
+                continue;
+            }
             let progress = self.task.turn();
             if progress != Progress::Idle {
                 last_work = Instant::now();
@@ -228,10 +233,15 @@ impl<T: Task + 'static> Worker<T> {
             true
         };
         self.task.resume();
-        if woken && !self.fenced() {
+        if woken && !self.fenced() && !self.has_to_hear() {
             self.look();
         }
         woken
+    }
+
+    /// Whether it stood still, with all of the daemon, and the control thread has not heard yet what the controller said meanwhile.
+    fn has_to_hear(&self) -> bool {
+        self.config.fence.as_ref().is_some_and(Fence::has_to_hear)
     }
 
     fn fenced(&self) -> bool {

@@ -238,6 +238,33 @@ fn fenced_worker_ends() {
     assert_eq!(counts.turns.load(Ordering::SeqCst), turns);
 }
 
+#[test]
+fn worker_that_stood_still_turns_once_everything_was_heard() {
+    let pod = TestPod::simulated(1);
+    let (line, hello) = (LineOffset::new(1024), LineOffset::new(1026));
+    let limit = Duration::from_millis(20);
+    let fence = Fence::new(pod.memory(HostId::new(1)), [line], limit, (7, hello));
+    // There is a control thread.
+    fence.heard_everything();
+    let (counts, handle) = counting(WorkerConfig { fence: Some(fence.clone()), ..config(Wakeup::Socket) });
+    until("sleep", || counts.sleeps.load(Ordering::SeqCst) > 0);
+    // It sleeps, and nobody looks at the line.
+    thread::sleep(2 * limit);
+    counts.work.store(true, Ordering::SeqCst);
+    let woken = Instant::now();
+    for number in 0..3 {
+        handle.send(Message::Number(0, number)).expect("it lives");
+        assert_eq!(handle.call(Message::Heard), Ok(vec![(0, number)]), "what it is told, it obeys");
+    }
+    let worked = counts.worked.load(Ordering::SeqCst);
+    assert!(worked == 0 || woken.elapsed() > Duration::from_millis(500), "it did not wait");
+    until("work", || {
+        fence.heard_everything();
+        counts.worked.load(Ordering::SeqCst) == 1
+    });
+    handle.stop();
+}
+
 /// One end of a ping-pong: answers each message with the next number until the last.
 struct Player<M: Memory> {
     channel: DataChannel<M, NET_WORDS>,

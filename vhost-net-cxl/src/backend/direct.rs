@@ -138,10 +138,11 @@ impl<M: Memory> Backend<M> {
         if self.direct.is_empty() {
             return;
         }
+        let may_act = self.may_act();
         let Direct { packets, outbox, sender } = &mut self.direct;
         let port = &mut self.ports[sender.place];
         let end = &mut self.channels[sender.end];
-        let sent = match port.nic.transmit(outbox) {
+        let sent = match if may_act { port.nic.transmit(outbox) } else { Ok(0) } {
             Ok(sent) => sent,
             Err(error) => {
                 port.check(Err(error), &self.tell);

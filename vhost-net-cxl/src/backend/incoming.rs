@@ -24,11 +24,11 @@ const FRONT_BYTES: usize = HEADER_BYTES + Addresses::BYTES;
 impl<M: Memory> Backend<M> {
     /// Takes what a NIC received. Returns whether that was anything.
     pub(super) fn serve_nic(&mut self, place: usize) -> bool {
-        let port = &mut self.ports[place];
-        let Some(buffers) = &mut port.buffers else { return false };
-        if port.failed {
+        if self.ports[place].failed || !self.may_act() {
             return false;
         }
+        let port = &mut self.ports[place];
+        let Some(buffers) = &mut port.buffers else { return false };
         self.batch.clear();
         let outcome = port.nic.receive(buffers, &mut self.batch);
         if outcome.is_err() {

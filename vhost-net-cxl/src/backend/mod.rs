@@ -32,6 +32,7 @@ use std::time::Instant;
 
 use cxl_pool::{Area, Memory};
 use pod_protocol::endpoint::Reporter;
+use pod_protocol::fence::Fence;
 use pod_protocol::ids::LeaseId;
 use pod_protocol::objects::{ChannelObject, Object, ObjectId, REGISTRATIONS_MAX, RegistrationState};
 use pod_protocol::reports::Report;
@@ -75,6 +76,8 @@ pub struct Backend<M: Memory> {
     memory: M,
     open_channel: OpenChannel<M>,
     tell: Tell,
+    /// Whether what is registered here still is.
+    fence: Option<Fence>,
     reopening: Option<Reopening>,
     /// The time of this turn, once somebody has asked for it.
     now: Option<Instant>,
@@ -118,6 +121,7 @@ impl<M: Memory> Backend<M> {
             memory,
             open_channel,
             tell,
+            fence: None,
             reopening: None,
             now: None,
             book,
@@ -143,6 +147,17 @@ impl<M: Memory> Backend<M> {
         }
     }
 
+    /// Looks at its fence before it sends or delivers anything, and not only at the beginning of a turn: it may have stood still in the
+    /// middle of one.
+    pub fn set_fence(&mut self, fence: Fence) {
+        self.fence = Some(fence);
+    }
+
+    /// Whether it may send and deliver.
+    pub(super) fn may_act(&self) -> bool {
+        self.fence.as_ref().is_none_or(Fence::may_act)
+    }
+
     /// Reports to the controller through its reporter.
     pub fn tell_by(reporter: Reporter) -> Tell {
         Box::new(move |report| reporter.report(report))
@@ -150,6 +165,7 @@ impl<M: Memory> Backend<M> {
 
     /// Notices links that went up or down, and announces addresses whose time has come.
     fn look_at_links(&mut self) {
+        let fence = &self.fence;
         for port in &mut self.ports {
             let up = port.nic.link().is_up() && !port.failed;
             if up != port.was_up {
@@ -164,7 +180,7 @@ impl<M: Memory> Backend<M> {
                     port.announcing = true;
                 }
             }
-            if up && port.area.is_some() {
+            if port.announces() && fence.as_ref().is_none_or(Fence::may_act) {
                 port.announce(&self.tell);
             }
         }

@@ -94,7 +94,7 @@ impl<M: Memory> Backend<M> {
 
     fn send_to_wire(&mut self, place: usize) -> bool {
         let mut any = false;
-        loop {
+        while self.may_act() {
             let port = &mut self.ports[place];
             port.backlog.choose(|| *self.now.get_or_insert_with(Instant::now));
             while let Some(packet) = port.backlog.front()
@@ -163,6 +163,7 @@ impl<M: Memory> Backend<M> {
                 return any;
             }
         }
+        any
     }
 
     /// Puts the packets at the front that the NIC can send as they are into `outbox`, as many as fit. False if it ended at one
