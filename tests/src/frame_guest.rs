@@ -3,16 +3,21 @@
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::net::UdpSocket;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use pod_api::Nic;
 use pod_protocol::ids::MacAddress;
 use vhost_frontend::mock::{MockGuest, Piece};
 use vm_memory::{Bytes as _, GuestAddress};
 
+use crate::arrivals::Arrivals;
 use crate::loads::{FRAME_NUMBER_AT, FRAME_TYPE};
 use crate::looks::in_pool;
 use crate::namespace::Namespace;
 use crate::pod::{CLIENT_ADDRESS, Pod};
+use crate::waiting::until;
 
 /// The rings of a NIC.
 const RECEIVE: usize = 0;
@@ -31,6 +36,10 @@ const NOBODY: MacAddress = MacAddress::new([2, 0xff, 0xff, 0xff, 0xff, 0xff]);
 /// To whom the client calls: everybody.
 const CALLED: &str = "10.77.0.255:9";
 const CALL_BYTES: usize = 64;
+/// After how long a call that nobody heard is taken for lost, as where no NIC was there for it.
+const HEARD_WITHIN: Duration = Duration::from_millis(50);
+/// How many frames are sent at a time.
+const FRAMES: u64 = 40;
 /// Where the number of a call lies, behind the headers of Ethernet, IPv4 and UDP.
 const CALL_NUMBER_AT: usize = 14 + 20 + 8;
 
@@ -178,5 +187,54 @@ impl Caller {
         call.resize(CALL_BYTES, 0xca);
         self.socket.send_to(&call, CALLED)?;
         Ok(number)
+    }
+    /// Calls until a guest hears it.
+    ///
+    /// # Panics
+    /// If it never does, or has heard a call twice or after a later one.
+    pub fn call_until_heard(&mut self, guest: &mut FrameGuest) {
+        until("a call that the guest hears", || {
+            let number = self.call().ok()?;
+            let began = Instant::now();
+            while began.elapsed() < HEARD_WITHIN {
+                if guest.calls().last().is_some_and(|heard| *heard >= number) {
+                    return Some(());
+                }
+                thread::sleep(Duration::from_millis(1));
+            }
+            None
+        });
+        let calls = guest.calls();
+        assert!(calls.is_sorted_by(|one, next| one < next), "{calls:?}");
+    }
+}
+
+/// A guest that works, and whoever is at the other end.
+#[derive(Debug)]
+pub struct Talk {
+    guest: FrameGuest,
+    caller: Caller,
+    arrivals: Arrivals,
+    sent: u64,
+}
+
+impl Talk {
+    /// Of the guest with this NIC.
+    pub fn begin(pod: &Pod, nic: &Nic) -> Result<Self> {
+        let client = pod.client_namespace();
+        let (arrivals, caller) = (Arrivals::listen(client)?, Caller::new(client)?);
+        Ok(Self { guest: FrameGuest::connect(&nic.socket, &nic.mac), caller, arrivals, sent: 0 })
+    }
+
+    /// It goes on both ways: each frame that the guest sends comes once and in order, and it hears no call twice.
+    ///
+    /// # Panics
+    /// If it hears none.
+    pub fn check(&mut self) -> Result<()> {
+        (0..FRAMES).for_each(|number| self.guest.send(self.sent + number));
+        self.sent += FRAMES;
+        self.arrivals.expect(self.guest.mac().bytes(), self.sent)?;
+        self.caller.call_until_heard(&mut self.guest);
+        Ok(())
     }
 }

@@ -1,5 +1,6 @@
 //! Three controllers in the place of a pod's single one.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
@@ -19,6 +20,8 @@ pub struct Replicas {
     release: Release,
     directory: PathBuf,
     processes: Vec<Daemon>,
+    /// Those that stand still.
+    frozen: BTreeSet<usize>,
 }
 
 impl Replicas {
@@ -32,6 +35,7 @@ impl Replicas {
             release: pod.release(),
             directory: directory.clone(),
             processes: Vec::new(),
+            frozen: BTreeSet::new(),
         };
         for replica in 0..3 {
             let root = directory.display();
@@ -70,11 +74,11 @@ impl Replicas {
         Ok(Client::unix(&self.directory.join(format!("run/replica{replica}.sock")))?)
     }
 
-    /// Waits until all that run say the same of who leads among so many members.
+    /// Waits until all that run, and do not stand still, say the same of who of them leads among so many members.
     pub fn leader(&mut self, members: usize) -> usize {
         until("a leader that all know", || {
-            let running: Vec<usize> =
-                (0..self.processes.len()).filter(|replica| self.processes[*replica].running()).collect();
+            let mut running: Vec<usize> = (0..self.processes.len()).collect();
+            running.retain(|replica| self.processes[*replica].running() && !self.frozen.contains(replica));
             let mut leaders = Vec::new();
             for replica in &running {
                 let known: Vec<Controller> = self.client(*replica).ok()?.controllers().ok()?;
@@ -91,6 +95,18 @@ impl Replicas {
     /// Kills one of them as `kill -9` does.
     pub fn kill(&mut self, replica: usize) -> Result<()> {
         self.processes[replica].kill()
+    }
+
+    /// Has one of them stand still.
+    pub fn freeze(&mut self, replica: usize) -> Result<()> {
+        self.frozen.insert(replica);
+        self.processes[replica].freeze()
+    }
+
+    /// Lets it go on.
+    pub fn thaw(&mut self, replica: usize) -> Result<()> {
+        self.frozen.remove(&replica);
+        self.processes[replica].thaw()
     }
 
     /// Starts it again.

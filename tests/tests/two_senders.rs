@@ -3,7 +3,6 @@
 
 use std::ops::Range;
 use std::path::Path;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use pod_api::{EndpointHealth, Nic};
@@ -27,23 +26,6 @@ fn connect(nic: &Nic) -> FrameGuest {
 /// The NIC of an instance.
 fn nic_of(pod: &Pod, instance: &str) -> String {
     pod.api().instance(instance).unwrap().nics[0].nic.clone()
-}
-
-/// Calls until a guest hears it. What it has heard is in order, and nothing twice.
-fn call(client: &mut Caller, guest: &mut FrameGuest) {
-    until("a call that the guest hears", || {
-        let number = client.call().unwrap();
-        let began = Instant::now();
-        while began.elapsed() < Duration::from_millis(50) {
-            if guest.calls().last().is_some_and(|heard| *heard >= number) {
-                return Some(());
-            }
-            thread::sleep(Duration::from_millis(1));
-        }
-        None
-    });
-    let calls = guest.calls();
-    assert!(calls.is_sorted_by(|one, next| one < next), "{calls:?}");
 }
 
 /// Where the frames of a backend are that stands still.
@@ -109,7 +91,7 @@ fn what_an_old_backend_holds_is_neither_sent_nor_heard() {
     let mut told = 0;
     let mut next = 0;
     for held in [Held::InThePool, Held::InItsHands].repeat(2 * rounds() as usize) {
-        call(&mut client, &mut guest);
+        client.call_until_heard(&mut guest);
         let home = nic_of(&pod, "vm1");
         assert_eq!(nic_of(&pod, "vm2"), home, "one backend for both");
         let (host, nic) = home.split_once('/').unwrap();
@@ -146,7 +128,7 @@ fn what_an_old_backend_holds_is_neither_sent_nor_heard() {
             // The frontend has sent them another way.
             arrivals.expect(mac, numbers.end).unwrap();
         }
-        call(&mut client, &mut guest);
+        client.call_until_heard(&mut guest);
         if health == EndpointHealth::Fenced {
             pod.wake_up_to_the_end(host, Role::NetBackend).unwrap();
         } else {
@@ -157,7 +139,7 @@ fn what_an_old_backend_holds_is_neither_sent_nor_heard() {
             guest.send(numbers.end);
             arrivals.expect(mac, numbers.end + 1).unwrap();
         }
-        call(&mut client, &mut guest);
+        client.call_until_heard(&mut guest);
         assert!(missed.iter().all(|number| !guest.calls().contains(number)), "it delivered when it woke up");
         if health == EndpointHealth::Fenced {
             pod.start_daemon(host, Role::NetBackend).unwrap();
@@ -183,7 +165,7 @@ fn what_an_old_frontend_holds_is_neither_sent_nor_heard() {
     let arrivals = Arrivals::listen(pod.client_namespace()).unwrap();
     let mut next = 0;
     for (from, to) in [("h1", "h3"), ("h3", "h1")].repeat(rounds() as usize) {
-        call(&mut client, &mut old);
+        client.call_until_heard(&mut old);
         let socket = pod.api().instance("vm1").unwrap().nics[0].socket.clone();
         (next..next + HELD).for_each(|number| old.send(number));
         next += HELD;
@@ -198,7 +180,7 @@ fn what_an_old_frontend_holds_is_neither_sent_nor_heard() {
 
         let migration = pod.move_by_force("vm1", to).unwrap();
         let mut new = FrameGuest::connect(&migration.devices[0].socket, &mac);
-        call(&mut client, &mut new);
+        client.call_until_heard(&mut new);
         (next..next + HELD).for_each(|number| new.send(number));
         next += HELD;
         arrivals.expect(bytes, next).unwrap();
@@ -211,8 +193,8 @@ fn what_an_old_frontend_holds_is_neither_sent_nor_heard() {
         new.send(next);
         next += 1;
         arrivals.expect(bytes, next).unwrap();
-        call(&mut client, &mut new);
-        call(&mut client, &mut neighbour);
+        client.call_until_heard(&mut new);
+        client.call_until_heard(&mut neighbour);
         assert_eq!(old.calls(), before, "it heard something when it was gone");
         // Room where it was, for its way back.
         until("room where it was", || pod.api().migrate_instance("vm1", from).ok());
