@@ -1,12 +1,15 @@
-//! A clock of its own for each process of a pod, by libfaketime.
+//! Clocks of their own for processes of a pod: the time of day by libfaketime, and what only goes on by time namespaces.
 
+use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 
 use super::Pod;
+use crate::namespace::Namespace;
 
 /// Lies to a process about the time of day.
 const FAKETIME: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1";
@@ -14,7 +17,44 @@ const FAKETIME: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1";
 /// Where it keeps two files for each process, which it does not remove.
 const SHARED: &str = "/dev/shm";
 
+/// How far the clocks that only go on are from the machine's, in seconds: on hosts that were started days and years ago, and on one that
+/// has just been started.
+const AHEAD: [Option<i64>; 5] = [Some(86_400), Some(3 * 365 * 86_400), None, Some(17 * 86_400), Some(50_000)];
+
+/// So much more a host was suspended, for each place.
+const SUSPENDED: i64 = 3600;
+
+/// How often a process without a host was started.
+static STARTS: AtomicUsize = AtomicUsize::new(0);
+
 impl Pod {
+    /// A command line of this release of a program that runs in a namespace, with the clocks of a host; the controller's are its own.
+    pub(super) fn command_in(
+        &self,
+        namespace: &Namespace,
+        host: Option<&str>,
+        binary: &str,
+    ) -> Result<Command> {
+        let path = self.release_binary(binary);
+        let far = self.plan.far_clocks;
+        let program = if far { Path::new("unshare") } else { &path };
+        let mut command =
+            if self.plan.keep { namespace.untethered_command(program) } else { namespace.command(program) };
+        if far {
+            let host = host.and_then(|host| self.plan.hosts.iter().position(|it| it.name == host));
+            let place = host.map_or_else(|| 2 * STARTS.fetch_add(1, Ordering::Relaxed), |host| host + 1);
+            let ahead = match AHEAD[place % AHEAD.len()] {
+                Some(ahead) => ahead,
+                None => 5 - uptime()?,
+            };
+            command.arg("--time").arg(format!("--monotonic={ahead}"));
+            let place = i64::try_from(place).unwrap_or(0);
+            command.arg(format!("--boottime={}", ahead + SUSPENDED * place)).arg("--").arg(path);
+        }
+        command.env("RUST_LOG", env::var("WADI_LOG").unwrap_or_else(|_| "info".to_owned()));
+        Ok(command)
+    }
+
     /// Sets the clock of a process, `controller` or such as `h1-net-frontend`, so far before the machine's or behind it: `+1d`, `-40y`.
     pub fn set_clock(&self, name: &str, offset: &str) -> Result<()> {
         let (file, next) = (self.clock(name), self.clock(&format!("{name}.next")));
@@ -57,4 +97,11 @@ impl Pod {
             }
         }
     }
+}
+
+/// For how many seconds this machine has been running.
+fn uptime() -> Result<i64> {
+    let text = fs::read_to_string("/proc/uptime")?;
+    let seconds = text.split('.').next().and_then(|seconds| seconds.parse().ok());
+    seconds.with_context(|| format!("no uptime: {text}"))
 }

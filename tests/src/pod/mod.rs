@@ -272,7 +272,7 @@ impl Pod {
 
     /// As [`Pod::start_controller`], with more arguments.
     pub fn start_controller_with(&mut self, arguments: &[&str]) -> Result<()> {
-        let mut command = self.command_in(self.topology.control(), "pod-controller");
+        let mut command = self.command_in(self.topology.control(), None, "pod-controller")?;
         command.arg("--config").arg(self.controller_config_path()).args(arguments);
         self.give_clock("controller", &mut command)?;
         self.plan.release.tell(&mut command);
@@ -299,7 +299,7 @@ impl Pod {
 
     /// The command line of a daemon.
     pub fn daemon_command(&self, host: &str, role: Role) -> Result<Command> {
-        let mut command = self.command_in(self.topology.host(host)?, role.binary());
+        let mut command = self.command_in(self.topology.host(host)?, Some(host), role.binary())?;
         command.arg(role.side()).arg("--config").arg(self.config_path(host));
         self.plan.release.tell(&mut command);
         Ok(command)
@@ -450,14 +450,6 @@ impl Pod {
         std::mem::forget(vm);
         std::mem::forget(self);
         Ok(())
-    }
-
-    fn command_in(&self, namespace: &Namespace, binary: &str) -> Command {
-        let path = self.release_binary(binary);
-        let mut command =
-            if self.plan.keep { namespace.untethered_command(&path) } else { namespace.command(&path) };
-        command.env("RUST_LOG", std::env::var("WADI_LOG").unwrap_or_else(|_| "info".to_owned()));
-        command
     }
 
     fn log(&self, name: &str) -> PathBuf {

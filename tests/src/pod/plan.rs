@@ -17,6 +17,7 @@ pub struct PodBuilder {
     pub(super) release: Release,
     pub(super) controller_sections: &'static str,
     pub(super) own_clocks: bool,
+    pub(super) far_clocks: bool,
     pub(super) blk_grace_ms: u64,
 }
 
@@ -266,6 +267,7 @@ impl PodBuilder {
             release: Release::This,
             controller_sections: "",
             own_clocks: false,
+            far_clocks: false,
             blk_grace_ms: 30_000,
         }
     }
@@ -283,6 +285,14 @@ impl PodBuilder {
     #[must_use]
     pub fn own_clocks(mut self) -> Self {
         self.own_clocks = true;
+        self
+    }
+
+    /// The clocks of each host that only go on stand somewhere else, as they do where hosts were not started at the same moment; the
+    /// controller's somewhere else each time it is started.
+    #[must_use]
+    pub fn far_clocks(mut self) -> Self {
+        self.far_clocks = true;
         self
     }
 
