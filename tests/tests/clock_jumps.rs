@@ -4,16 +4,15 @@
 use std::thread;
 use std::time::Duration;
 
-use pod_api::EventKind;
+use pod_api::{EndpointHealth, EventKind};
 use wadi_tests::conversation::Conversation;
 use wadi_tests::fio::{Job, Pattern};
 use wadi_tests::pod::{PodBuilder, Role};
 use wadi_tests::stage::Stage;
 use wadi_tests::waiting::until;
 
-/// Of a daemon that was fenced.
-const FENCED: i32 = 75;
-const PATIENCE: Duration = Duration::from_secs(30);
+/// After how long a test pod's controller takes a daemon for silent.
+const NOTICED: Duration = Duration::from_secs(1);
 
 /// Into the future and the past, farther than anybody's patience, and before 1970.
 const JUMPS: [&str; 8] = ["+1d", "-1d", "+40y", "-60y", "+1", "-1", "+3h", "-3h"];
@@ -71,6 +70,32 @@ fn nothing_depends_on_the_time_of_day() {
     let [first, last] = [events.first(), events.last()].map(|it| it.unwrap().time_ms);
     assert!(last > first + 30 * 365 * 86_400_000, "{first} to {last}");
 
+    // A controller and frontends stand still for longer than anybody is waited for, and their clocks jump meanwhile: nobody is taken for dead
+    // by the one that was away itself, and those whose leases nobody else could have go on.
+    stage.pod.controller().unwrap().freeze().unwrap();
+    stage.pod.set_clock("controller", "-1d").unwrap();
+    thread::sleep(2 * NOTICED);
+    stage.pod.set_clock("controller", "+3h").unwrap();
+    stage.pod.controller().unwrap().thaw().unwrap();
+    until("the controller", || stage.pod.api().ready().ok());
+    conversation.check("after the controller stood still").unwrap();
+    assert_eq!(alarms(&stage), before, "it was the controller that was away");
+    let engines = stage.pod.engines();
+    for (role, [meanwhile, afterwards]) in
+        [(Role::NetFrontend, ["-1d", "+40y"]), (Role::BlkFrontend, ["+1d", "-60y"])]
+    {
+        stage.pod.daemon("h1", role).unwrap().freeze().unwrap();
+        stage.pod.set_clock(&format!("h1-{role}"), meanwhile).unwrap();
+        stage.pod.wait_for_health("h1", role, EndpointHealth::Silent);
+        stage.pod.set_clock(&format!("h1-{role}"), afterwards).unwrap();
+        stage.pod.daemon("h1", role).unwrap().thaw().unwrap();
+        stage.pod.wait_for_health("h1", role, EndpointHealth::Joined);
+        conversation.check(&format!("after the {role} stood still")).unwrap();
+    }
+    let job = Job { disk: "vda".into(), offset_mib: 0, size_mib: 4, pattern, flush_every: 64 };
+    job.run(&stage.vm, Duration::from_mins(3)).unwrap();
+    assert_eq!(stage.pod.engines(), engines);
+
     // A daemon stands still for longer than its leases hold, and its clock goes back: it is over all the same.
     let home = stage.pod.api().instance("vm1").unwrap().nics[0].nic.clone();
     assert_eq!(home, "h2/nic0");
@@ -78,9 +103,6 @@ fn nothing_depends_on_the_time_of_day() {
     stage.pod.set_clock("h2-net-backend", "-1d").unwrap();
     until("another NIC", || (stage.pod.api().instance("vm1").unwrap().nics[0].nic != home).then_some(()));
     conversation.check("while its backend stands still").unwrap();
-    let daemon = stage.pod.daemon("h2", Role::NetBackend).unwrap();
-    daemon.thaw().unwrap();
-    let status = daemon.wait(PATIENCE).unwrap();
-    assert_eq!(status.code(), Some(FENCED), "{status}");
+    stage.pod.wake_up_to_the_end("h2", Role::NetBackend).unwrap();
     conversation.check("after its backend woke up").unwrap();
 }
