@@ -131,7 +131,8 @@ fn backend<M: Memory>(
         let open = Box::new(opener(config, memory, &channels));
         let tell = Backend::<M>::tell_by(reporter.clone());
         let mut task = Backend::new(memory.clone(), counted, book.clone(), open, tell);
-        task.set_fence(fence.clone());
+        let looks = fence.clone();
+        task.set_guard(Box::new(move || looks.may_act()));
         task.set_reopening(reopening(configs, pool, memory, reporter, &handle)?);
         let worker_config = WorkerConfig::new(&config.run, config.net.backend_cpu, fence);
         let worker = Worker::spawn("net-backend", worker_config, doorbell(config, role)?, task)?;

@@ -32,7 +32,6 @@ use std::time::Instant;
 
 use cxl_pool::{Area, Memory};
 use pod_protocol::endpoint::Reporter;
-use pod_protocol::fence::Fence;
 use pod_protocol::ids::LeaseId;
 use pod_protocol::objects::{ChannelObject, Object, ObjectId, REGISTRATIONS_MAX, RegistrationState};
 use pod_protocol::reports::Report;
@@ -71,13 +70,15 @@ pub enum Order {
     Reopened(Box<dyn Nic>),
 }
 
+/// Says whether what is registered is still this backend's. Asked once for each batch of packets: it has to be quick.
+pub type Guard = Box<dyn Fn() -> bool + Send>;
+
 /// The worker's task.
 pub struct Backend<M: Memory> {
     memory: M,
     open_channel: OpenChannel<M>,
     tell: Tell,
-    /// Whether what is registered here still is.
-    fence: Option<Fence>,
+    guard: Option<Guard>,
     reopening: Option<Reopening>,
     /// The time of this turn, once somebody has asked for it.
     now: Option<Instant>,
@@ -121,7 +122,7 @@ impl<M: Memory> Backend<M> {
             memory,
             open_channel,
             tell,
-            fence: None,
+            guard: None,
             reopening: None,
             now: None,
             book,
@@ -147,15 +148,14 @@ impl<M: Memory> Backend<M> {
         }
     }
 
-    /// Looks at its fence before it sends or delivers anything, and not only at the beginning of a turn: it may have stood still in the
-    /// middle of one.
-    pub fn set_fence(&mut self, fence: Fence) {
-        self.fence = Some(fence);
+    /// Asks whether it may act each time before it sends or delivers something, and not only at the beginning of a turn: it may stand
+    /// still in the middle of one.
+    pub fn set_guard(&mut self, guard: Guard) {
+        self.guard = Some(guard);
     }
 
-    /// Whether it may send and deliver.
-    pub(super) fn may_act(&self) -> bool {
-        self.fence.as_ref().is_none_or(Fence::may_act)
+    fn may_act(&self) -> bool {
+        self.guard.as_ref().is_none_or(|may_act| may_act())
     }
 
     /// Reports to the controller through its reporter.
@@ -165,7 +165,7 @@ impl<M: Memory> Backend<M> {
 
     /// Notices links that went up or down, and announces addresses whose time has come.
     fn look_at_links(&mut self) {
-        let fence = &self.fence;
+        let guard = &self.guard;
         for port in &mut self.ports {
             let up = port.nic.link().is_up() && !port.failed;
             if up != port.was_up {
@@ -180,7 +180,7 @@ impl<M: Memory> Backend<M> {
                     port.announcing = true;
                 }
             }
-            if port.announces() && fence.as_ref().is_none_or(Fence::may_act) {
+            if port.announces() && guard.as_ref().is_none_or(|may_act| may_act()) {
                 port.announce(&self.tell);
             }
         }

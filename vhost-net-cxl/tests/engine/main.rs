@@ -30,6 +30,7 @@ mod recording;
 mod room;
 mod sharing;
 mod steering;
+mod stopped;
 mod strangers;
 mod switching;
 mod vlan;

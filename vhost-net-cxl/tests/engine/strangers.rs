@@ -95,7 +95,7 @@ impl Scene {
     }
 
     /// What a frontend hears while the backend has a few turns.
-    fn heard(&mut self, end: usize) -> Vec<NetMessage> {
+    pub(crate) fn heard(&mut self, end: usize) -> Vec<NetMessage> {
         let mut heard = Vec::new();
         for _ in 0..50 {
             self.backend.turn_once();
@@ -118,7 +118,7 @@ impl Scene {
     }
 
     /// So many frames arrive for an instance.
-    fn arrive(&self, instance: u8, count: u32) {
+    pub(crate) fn arrive(&self, instance: u8, count: u32) {
         let mut wire = self.wire.lock().expect("unpoisoned");
         for number in 0..count {
             let mut frame = frame(number, 100);

@@ -1,0 +1,44 @@
+//! A backend that stands still in the middle of a turn, and may not act any more when it goes on.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use pod_protocol::objects::RegistrationState;
+use vhost_net_cxl::message::{Opcode, Run, Status};
+
+use crate::strangers::{from, registered, scene};
+
+#[test]
+fn who_may_not_act_any_more_sends_announces_and_delivers_nothing() {
+    let mut scene = scene();
+    let may_act = Arc::new(AtomicBool::new(true));
+    let asked = Arc::clone(&may_act);
+    scene.backend.task.set_guard(Box::new(move || asked.load(Ordering::Relaxed)));
+    scene.register(registered(1, 1, 5, RegistrationState::Active));
+    assert_eq!(scene.answers(0), []);
+    assert_eq!(scene.sent(), (1, vec![]));
+    // It holds three packets when its link goes, has seen nothing of three more when it comes back, nor of what its NIC received.
+    scene.set_room(0);
+    (0..3).for_each(|number| scene.send(0, 1, 5, number));
+    assert_eq!(scene.answers(0), []);
+    scene.backend.link.set(false);
+    assert_eq!(scene.answers(0), []);
+    scene.set_room(usize::MAX);
+    may_act.store(false, Ordering::Relaxed);
+    scene.backend.link.set(true);
+    (3..6).for_each(|number| scene.send(0, 1, 5, number));
+    scene.arrive(1, 2);
+    assert_eq!(scene.heard(0), []);
+    assert_eq!(scene.sent(), (0, vec![]));
+
+    // It was somebody else who stood still.
+    may_act.store(true, Ordering::Relaxed);
+    let heard = scene.heard(0);
+    let received = heard.iter().filter(|message| message.opcode == Opcode::Receive).count();
+    assert_eq!(received, 2);
+    let ended = heard.iter().filter(|message| message.opcode == Opcode::TransmitDone);
+    let runs: Vec<Run> = ended.map(|message| Run::from_code(message.bytes)).collect();
+    assert!(runs.iter().all(|run| run.status == Status::Sent), "{runs:?}");
+    assert_eq!(runs.iter().map(|run| run.packets).sum::<u16>(), 6);
+    assert_eq!(scene.sent(), (1, (0..6).map(|number| from(1, number)).collect()));
+}
