@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 
 use guest_images::agent::Agent;
 use guest_images::{EXEC_PORT, Guest, Silent};
-use pod_api::{CreateInstance, Instance, NicRequest};
+use pod_api::{CreateInstance, CreateVolume, Instance, NicRequest};
 use vhost_frontend::VMM_PATIENCE;
 use vmm::Accelerator;
 use wadi_tests::pod::{CLIENT_ADDRESS, GUEST_ADDRESS, Pod, PodBuilder, Role};
 use wadi_tests::process::Daemon;
+use wadi_tests::waiting::wait_for;
 
 const LONG: Duration = Duration::from_mins(1);
 /// How long the hook may wait where a domain is to start.
@@ -25,13 +26,13 @@ const HOOK: &str = include_str!("../../deploy/libvirt/wadi");
 
 /// Runs libvirt's daemon with directories of its own in place of the system's. The shell is the first process of a namespace of
 /// processes and reaps what libvirt leaves behind: libvirt waits until each QEMU that it tried out is gone for good, and the first
-/// process of a container may be slow to let it go.
+/// process of a container may be slow to let it go. One that is told to end is started again.
 const DAEMON: &str = r#"
 mount -t tmpfs run /run
 mkdir /run/libvirt
 mount --bind "$0/etc" /etc/libvirt
 for directory in cache lib log; do mount --bind "$0/$directory" /var/$directory/libvirt; done
-libvirtd -f /etc/libvirt/libvirtd.conf -p "$0/pid" & wait $!
+while { libvirtd -f /etc/libvirt/libvirtd.conf -p "$0/pid" & wait $!; }; do :; done
 "#;
 
 /// Without the daemon that writes logs for libvirt, and without a /dev of QEMU's own. QEMU runs as root, to whom the pod's sockets
@@ -103,6 +104,15 @@ impl Libvirt {
         let mut command = Command::new("nsenter");
         command.args(["--target", children.trim(), "--pid", "--mount"]).arg(program);
         command
+    }
+
+    /// Ends libvirt's daemon, which is started again.
+    fn restart(&self) {
+        let pid = || fs::read_to_string(self.directory.join("pid")).unwrap_or_default();
+        let before = pid();
+        let killed = self.inside(Path::new("kill")).arg(before.trim()).status().unwrap();
+        assert!(killed.success());
+        wait_for("libvirt to be back", || ![String::new(), before.clone()].contains(&pid()));
     }
 
     fn uri(&self) -> String {
@@ -226,7 +236,10 @@ fn virsh_start_alone_brings_a_domain_its_devices() {
     let agent = guest_of(&libvirt, &socket);
     the_devices_work(&mut pod, &agent, &leased);
     the_vcpus_are_sliced_by_the_shim(&pod, &libvirt, &agent);
+    let mut follower = devices_come_and_go(&mut pod, &libvirt, &agent);
     a_start_outlasts_a_frontend_that_waits_for_its_vmm(&mut pod, &libvirt, &leased);
+    // Of a domain that is gone.
+    wait_for("the follower to end", || follower.check().is_err());
 
     libvirt.does(&["destroy", "vm1"]);
     assert_eq!(instance(&pod), None);
@@ -344,6 +357,80 @@ fn the_vcpus_are_sliced_by_the_shim(pod: &Pod, libvirt: &Libvirt, agent: &Agent)
     let slept = said.lines().skip_while(|line| !line.starts_with("THREAD")).skip(1);
     let slept = slept.map(|line| line.split_whitespace().nth(3).unwrap().parse::<u64>().unwrap());
     assert!(slept.sum::<u64>() > 0, "{said}");
+}
+
+fn follow(pod: &Pod, libvirt: &Libvirt) -> Command {
+    // It ends when the command is killed.
+    let mut command = libvirt.inside(Path::new("sh"));
+    let script = "exec setpriv --pdeathsig KILL \"$0\" \"$@\"";
+    command.args(["-c", script]).arg(pod.binary("vmm"));
+    command.args(["follow", "vm1", "--server", &server(pod), "--directory"]).arg(pod.directory().join("vm"));
+    command
+}
+
+/// What is leased to the instance meanwhile comes to the domain, which `vmm attach` has found.
+fn devices_come_and_go(pod: &mut Pod, libvirt: &Libvirt, agent: &Agent) -> Daemon {
+    pod.api().create_volume(&CreateVolume::new("vol1", "64M".parse().unwrap())).unwrap();
+    let log = pod.directory().join("log/vmm-follow.log");
+    let follower = Daemon::start("vmm-follow", follow(pod, libvirt), &log).unwrap();
+    let instances = |pod: &Pod, words: &[&str]| pod.podctl(&[&["instances"], words].concat());
+    let has = |what: &str| agent.run(&format!("test -e {what}"), LONG).unwrap().success();
+    let write = "dd if=/dev/urandom of=/tmp/c bs=1M count=4 && dd if=/tmp/c of=/dev/vdb bs=64k oflag=direct conv=fsync";
+    let read = "dd if=/dev/vdb of=/tmp/d bs=1M count=4 iflag=direct && cmp /tmp/c /tmp/d";
+
+    instances(pod, &["attach", "vm1", "--volume", "vol1"]).unwrap();
+    wait_for("the guest to see the disk", || has("/sys/block/vdb/serial"));
+    assert_eq!(run(agent, "cat /sys/block/vdb/serial").trim(), "vol1");
+    run(agent, write);
+    run(agent, read);
+    let error = instances(pod, &["attach", "vm1", "--nic", "mtu=1400"]).unwrap_err();
+    assert!(error.contains("MTU of 1400") && error.contains("its lease is given back"), "{error}");
+    instances(pod, &["attach", "vm1", "--nic"]).unwrap();
+    let mac = instance(pod).unwrap().nics[1].mac.clone();
+    wait_for("the guest to see the NIC", || {
+        agent.run("cat /sys/class/net/eth1/address", LONG).unwrap().text().trim() == mac
+    });
+    run(agent, "ip address add 10.77.0.3/24 dev eth1 && ip link set eth1 up");
+    let ping = format!("ping -c 1 -W 1 -I eth1 {CLIENT_ADDRESS}");
+    wait_for("the NIC to carry packets", || agent.run(&ping, LONG).unwrap().success());
+
+    let second = follow(pod, libvirt).output().unwrap();
+    let error = String::from_utf8_lossy(&second.stderr).into_owned();
+    assert!(!second.status.success() && error.contains("follows vm1 already"), "{error}");
+
+    instances(pod, &["detach", "vm1", "net1"]).unwrap();
+    instances(pod, &["detach", "vm1", "vol1"]).unwrap();
+    assert!(!has("/sys/class/net/eth1") && !has("/sys/block/vdb"));
+    let described = libvirt.does(&["dumpxml", "vm1"]);
+    assert!(!described.contains("vm1-net1.sock") && !described.contains("vm1-vol1.sock"), "{described}");
+
+    // Nothing is left that carries packets, and then there is.
+    let has_link = || run(agent, "cat /sys/class/net/eth0/carrier").trim() == "1";
+    assert!(has_link());
+    for (host, nic) in [("h2", "nic0"), ("h3", "nic1")] {
+        pod.pull_cable(host, nic).unwrap();
+    }
+    wait_for("no link", || !has_link());
+    for (host, nic) in [("h2", "nic0"), ("h3", "nic1")] {
+        pod.plug_cable(host, nic).unwrap();
+    }
+    wait_for("a link", has_link);
+
+    // Whoever follows goes on with another daemon of libvirt's.
+    libvirt.restart();
+    instances(pod, &["attach", "vm1", "--volume", "vol1"]).unwrap();
+    wait_for("the guest to see the disk", || has("/sys/block/vdb/serial"));
+    run(agent, read);
+
+    // A guest that stands still keeps it, until it goes on.
+    libvirt.does(&["suspend", "vm1"]);
+    let error = instances(pod, &["detach", "vm1", "vol1", "--wait", "1"]).unwrap_err();
+    assert!(error.contains("vol1 is still in vm1"), "{error}");
+    assert!(libvirt.does(&["dumpxml", "vm1"]).contains("vm1-vol1.sock"));
+    libvirt.does(&["resume", "vm1"]);
+    wait_for("the guest to let go of it", || instance(pod).unwrap().disks.len() == 1);
+    assert!(!has("/sys/block/vdb"));
+    follower
 }
 
 /// QEMU and a frontend end at once and nobody gives anything back, as when the host loses its power. The frontend's next life waits for its

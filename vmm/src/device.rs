@@ -8,7 +8,7 @@ use crate::words::escape;
 use crate::{Accelerator, Disk, Network, QemuVersion};
 
 /// What the names of ports begin with.
-const PORT: &str = "port.";
+pub(crate) const PORT: &str = "port.";
 
 /// The PCIe port that is a device's slot: behind one, it can come and go while the machine runs.
 pub(crate) fn port_name(slot: u8) -> String {

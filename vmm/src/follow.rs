@@ -1,11 +1,12 @@
 //! Following an instance for the machine that runs it: when the controller leases a device to it, or wants one back, the machine
 //! gets it or loses it, and its NICs have a link as long as something carries their packets.
 //!
-//! Only what there is is looked at: what the instance has leased, and what QEMU has. So it does not matter who died in between,
+//! Only what there is is looked at: what the instance has leased, and what QEMU has, or libvirt's domain. So it does not matter who died in between,
 //! and looking twice changes nothing more.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,10 +14,9 @@ use pod_api::client::Client;
 use pod_api::{DeviceAnswer, Disk, Event, EventKind, Instance, Nic};
 use pod_protocol::daemon::LockFile;
 
-use crate::device::Parts;
 use crate::instance::{disk, network};
 use crate::links::Links;
-use crate::plug::{Inventory, Plugger};
+use crate::plug::{Device, DomainPlugger, Inventory, Plug, Plugger};
 use crate::{MonitorAddress, Registry, RunningVm, VmmError};
 
 /// How long a guest may take to let go of a device before that is told, and it is asked again.
@@ -36,7 +36,8 @@ const AWAY: Duration = Duration::from_secs(1);
 pub struct Follower {
     client: Client,
     machine: RunningVm,
-    monitor: PathBuf,
+    /// Where the frontends serve the sockets of devices, once one was leased.
+    sockets: OnceLock<PathBuf>,
     /// The host that the machine runs on, by the controller's name.
     host: String,
     _only: LockFile,
@@ -56,7 +57,6 @@ enum Seen {
 /// A device that is leased to the instance.
 struct Leased<'a> {
     name: &'a str,
-    slot: u8,
     leaving: bool,
     plugged: bool,
     refused: Option<&'a str>,
@@ -71,7 +71,6 @@ enum Kind<'a> {
 fn leased(instance: &Instance) -> Vec<Leased<'_>> {
     let nics = instance.nics.iter().map(|it| Leased {
         name: &it.device,
-        slot: it.slot,
         leaving: it.leaving,
         plugged: it.plugged,
         refused: it.refused.as_deref(),
@@ -79,7 +78,6 @@ fn leased(instance: &Instance) -> Vec<Leased<'_>> {
     });
     let disks = instance.disks.iter().map(|it| Leased {
         name: &it.device,
-        slot: it.slot,
         leaving: it.leaving,
         plugged: it.plugged,
         refused: it.refused.as_deref(),
@@ -99,18 +97,8 @@ impl Follower {
         machine: RunningVm,
         host: String,
     ) -> Result<Self, VmmError> {
-        let monitor = match &machine.monitor {
-            MonitorAddress::Socket { path } => path.clone(),
-            MonitorAddress::Domain { domain, .. } => {
-                let reason = format!(
-                    "libvirt has the only session with the monitor of {domain}: lease with `podctl instances attach --wait 0`, then \
-                     use `virsh attach-device`; `virsh detach-device`, then `podctl instances detach`"
-                );
-                return Err(VmmError::Machine { reason });
-            }
-        };
         let only = registry.lock_machine(&machine)?;
-        Ok(Self { client, machine, monitor, host, _only: only })
+        Ok(Self { client, machine, sockets: OnceLock::new(), host, _only: only })
     }
 
     /// Follows it until the machine ends, or its guest runs on another host. `say` is told what happens, once each.
@@ -168,8 +156,29 @@ impl Follower {
         event.subject == self.machine.name && event.kind != EventKind::DeviceRefused
     }
 
-    fn connect(&self, listens: bool) -> Result<Plugger, VmmError> {
-        Plugger::connect(&self.monitor, listens, || !self.machine.process.runs())
+    /// A way to the machine of `instance`.
+    fn connect(&self, instance: &Instance) -> Result<Box<dyn Plug + '_>, VmmError> {
+        match &self.machine.monitor {
+            MonitorAddress::Socket { path } => {
+                let over = || !self.machine.process.runs();
+                Ok(Box::new(Plugger::connect(path, instance.vmm_listens, over)?))
+            }
+            MonitorAddress::Domain { domain, uri } => {
+                let nics = instance.nics.iter().map(|nic| &nic.socket);
+                let mut sockets = nics.chain(instance.disks.iter().map(|disk| &disk.socket));
+                if let Some(directory) = sockets.next().and_then(|socket| Path::new(socket).parent()) {
+                    self.sockets.get_or_init(|| directory.to_owned());
+                }
+                Ok(Box::new(DomainPlugger {
+                    domain,
+                    uri: uri.as_deref(),
+                    instance: &self.machine.name,
+                    process: self.machine.process,
+                    sockets: self.sockets.get().map(PathBuf::as_path),
+                    listens: instance.vmm_listens,
+                }))
+            }
+        }
     }
 
     /// Brings the machine in line with the instance as it is now, and tells the controller what became of it.
@@ -187,12 +196,20 @@ impl Follower {
             return Ok(Seen::Elsewhere);
         }
         let leased = leased(&instance);
-        let mut plugger = self.connect(instance.vmm_listens)?;
+        let mut plugger = self.connect(&instance)?;
         let before = plugger.inventory()?;
         if !before.has_ports() {
-            let reason = "it has no PCIe ports for devices of the pod: `vmm run` starts machines with them, and `vmm qemu-args` prints how";
+            let reason = "it has no PCIe ports for devices of the pod: `vmm run` starts machines with them, and `vmm qemu-args` and `vmm xml` print how";
             return Err(VmmError::Machine { reason: reason.to_owned() });
         }
+        // libvirt leaves nothing of a device that is gone.
+        asked.retain(|device, _| {
+            let there = before.has_some_of(device);
+            if !there {
+                say(&format!("{device} is unplugged"));
+            }
+            there
+        });
         let mut under_way = false;
         let mut failed = None;
         for device in before.pod_devices() {
@@ -202,7 +219,7 @@ impl Follower {
             }
             if before.has(device) {
                 under_way = true;
-                self.ask_for(&mut plugger, device, lease, asked)?;
+                self.ask_for(&mut *plugger, device, lease, asked)?;
             } else if let Err(error) = plugger.remove_rest(device) {
                 // The others do not wait for it.
                 failed = Some(error);
@@ -215,12 +232,12 @@ impl Follower {
             // It was asked for while it was not leased, and comes again once it is gone.
             if !lease.leaving && before.has(lease.name) && asked.contains_key(lease.name) {
                 under_way = true;
-                self.ask_for(&mut plugger, lease.name, Some(lease), asked)?;
+                self.ask_for(&mut *plugger, lease.name, Some(lease), asked)?;
                 continue;
             }
-            under_way |= self.bring(&instance, lease, &before, &mut plugger, say)?;
+            under_way |= self.bring(&instance, lease, &before, &mut *plugger, say)?;
         }
-        under_way |= links.bring(&instance.nics, &before, &mut plugger, Instant::now(), say)?;
+        under_way |= links.bring(&instance.nics, &before, &mut *plugger, Instant::now(), say)?;
         match failed {
             Some(error) => Err(error),
             None => Ok(if under_way { Seen::UnderWay } else { Seen::InLine }),
@@ -231,7 +248,7 @@ impl Follower {
     /// there, and one that is to come again is not plugged in.
     fn ask_for(
         &self,
-        plugger: &mut Plugger,
+        plugger: &mut dyn Plug,
         device: &str,
         lease: Option<&Leased<'_>>,
         asked: &mut Asked,
@@ -259,7 +276,7 @@ impl Follower {
         instance: &Instance,
         lease: &Leased<'_>,
         before: &Inventory,
-        plugger: &mut Plugger,
+        plugger: &mut dyn Plug,
         say: &mut impl FnMut(&str),
     ) -> Result<bool, VmmError> {
         let name = lease.name;
@@ -280,10 +297,11 @@ impl Follower {
         {
             return Ok(true);
         }
-        let outcome = plugger.plug(lease.slot, |host| match lease.kind {
-            Kind::Nic(nic) => Parts::network(&network(nic, Path::new(&nic.socket).to_owned()), host, None),
-            Kind::Disk(it) => Parts::disk(&disk(it, Path::new(&it.socket).to_owned()), host, None),
-        });
+        let device = match lease.kind {
+            Kind::Nic(nic) => Device::Network(network(nic, Path::new(&nic.socket).to_owned())),
+            Kind::Disk(it) => Device::Disk(disk(it, Path::new(&it.socket).to_owned())),
+        };
+        let outcome = plugger.plug(&device);
         match outcome {
             Ok(()) => {
                 say(&format!("{name} is plugged in"));

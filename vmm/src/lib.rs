@@ -31,6 +31,7 @@ mod registry;
 pub mod slicing;
 mod spec;
 mod stop;
+mod virsh;
 mod words;
 mod xml;
 

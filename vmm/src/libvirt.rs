@@ -4,10 +4,16 @@ use crate::hook::Metadata;
 use crate::machine::CONTROL_VARIABLE;
 use crate::words::shell_line;
 use crate::xml::{Xml, text};
-use crate::{Firmware, QemuVersion, VmSpec, VmmError};
+use crate::{Disk, Firmware, Network, QemuVersion, VmSpec, VmmError};
 
 /// The namespace of what libvirt passes on to QEMU as it is.
 pub(crate) const QEMU: &str = "http://libvirt.org/schemas/domain/qemu/1.0";
+
+/// What keeps a QEMU from crashing on NICs ([`QemuVersion::crashes_on_nic_vectors`]) that come to a domain while it runs.
+pub(crate) const NO_VECTORS: &str = "virtio-net-pci.vectors=0";
+
+/// How many ports libvirt's own devices may take: for USB, the balloon, channels, and one more.
+const OWN_PORTS: u8 = 4;
 
 /// The domain XML for `spec`, with what the hook of libvirt leases it by. libvirt lets machines listen for NICs only, and knows no
 /// memory that begins in the middle of a file.
@@ -25,7 +31,8 @@ pub fn domain_xml(spec: &VmSpec, metadata: &Metadata, version: QemuVersion) -> R
     }
     spec.check_shape()?;
     let mut xml = Xml::default();
-    let namespace = if spec.networks.is_empty() && spec.vcpu_shim.is_none() {
+    let crashes = version.crashes_on_nic_vectors(spec.accelerator);
+    let namespace = if spec.networks.is_empty() && spec.vcpu_shim.is_none() && !crashes {
         ""
     } else {
         &format!(" xmlns:qemu='{QEMU}'")
@@ -63,43 +70,22 @@ pub fn domain_xml(spec: &VmSpec, metadata: &Metadata, version: QemuVersion) -> R
     xml.close("</os>");
     xml.line("<features><acpi/><apic/></features>");
     let cpu = if spec.accelerator == crate::Accelerator::Kvm { "host-passthrough" } else { "maximum" };
-    xml.line(&format!("<cpu mode='{cpu}'/>"));
+    xml.open(&format!("<cpu mode='{cpu}'>"));
+    // Not needed by the guest. Of a domain without nodes, libvirt 9 knows no longer that its memory is shared once its daemon was started
+    // anew, and plugs no disk in.
+    let cpus = spec.cpus_max.unwrap_or(spec.cpus) - 1;
+    let memory = spec.memory_kib();
+    xml.line(&format!(
+        "<numa><cell id='0' cpus='0-{cpus}' memory='{memory}' unit='KiB' memAccess='shared'/></numa>"
+    ));
+    xml.close("</cpu>");
     xml.open("<devices>");
     ports(spec, &mut xml);
     for (index, disk) in spec.disks.iter().enumerate() {
-        xml.open("<disk type='vhostuser' device='disk'>");
-        xml.line(&format!("<driver name='qemu' type='raw' queues='{}'/>", disk.queues));
-        xml.open(&format!("<source type='unix' path='{}'>", text(&disk.socket.display().to_string())));
-        xml.line("<reconnect enabled='yes' timeout='1'/>");
-        xml.close("</source>");
-        xml.line(&format!("<target dev='{}' bus='virtio'/>", disk_name(index)));
-        if let Some(index) = spec.boot_index(&disk.device) {
-            xml.line(&format!("<boot order='{}'/>", index + 1));
-        }
-        xml.close("</disk>");
+        disk_xml(disk, &disk_name(index), spec.boot_index(&disk.device), &mut xml);
     }
     for network in &spec.networks {
-        xml.open("<interface type='vhostuser'>");
-        xml.line(&format!("<mac address='{}'/>", text(&network.mac)));
-        let path = text(&network.socket.display().to_string());
-        if spec.listens {
-            xml.line(&format!("<source type='unix' path='{path}' mode='server'/>"));
-        } else {
-            xml.open(&format!("<source type='unix' path='{path}' mode='client'>"));
-            xml.line("<reconnect enabled='yes' timeout='1'/>");
-            xml.close("</source>");
-        }
-        xml.line("<model type='virtio'/>");
-        xml.line(&format!(
-            "<driver queues='{}' rx_queue_size='1024' tx_queue_size='1024'/>",
-            network.queue_pairs
-        ));
-        match spec.boot_index(&network.device) {
-            Some(index) => xml.line(&format!("<boot order='{}'/>", index + 1)),
-            None => xml.line("<rom enabled='no'/>"),
-        }
-        xml.line(&format!("<alias name='ua-{}'/>", text(&network.device)));
-        xml.close("</interface>");
+        network_xml(network, spec.listens, spec.boot_index(&network.device), &mut xml);
     }
     xml.line("<serial type='pty'/>");
     xml.line("<console type='pty'/>");
@@ -109,14 +95,63 @@ pub fn domain_xml(spec: &VmSpec, metadata: &Metadata, version: QemuVersion) -> R
     Ok(xml.text)
 }
 
+/// A disk, which the firmware may try to boot from, and which libvirt calls `target`.
+pub(crate) fn disk_xml(disk: &Disk, target: &str, boot: Option<usize>, xml: &mut Xml) {
+    xml.open("<disk type='vhostuser' device='disk'>");
+    xml.line(&format!("<driver name='qemu' type='raw' queues='{}'/>", disk.queues));
+    xml.open(&format!("<source type='unix' path='{}'>", text(&disk.socket.display().to_string())));
+    xml.line("<reconnect enabled='yes' timeout='1'/>");
+    xml.close("</source>");
+    xml.line(&format!("<target dev='{target}' bus='virtio'/>"));
+    if let Some(index) = boot {
+        xml.line(&format!("<boot order='{}'/>", index + 1));
+    }
+    xml.close("</disk>");
+}
+
+/// A NIC, which the firmware may try to boot from.
+pub(crate) fn network_xml(network: &Network, listens: bool, boot: Option<usize>, xml: &mut Xml) {
+    xml.open("<interface type='vhostuser'>");
+    xml.line(&format!("<mac address='{}'/>", text(&network.mac)));
+    let path = text(&network.socket.display().to_string());
+    if listens {
+        xml.line(&format!("<source type='unix' path='{path}' mode='server'/>"));
+    } else {
+        xml.open(&format!("<source type='unix' path='{path}' mode='client'>"));
+        xml.line("<reconnect enabled='yes' timeout='1'/>");
+        xml.close("</source>");
+    }
+    xml.line("<model type='virtio'/>");
+    xml.line(&format!(
+        "<driver queues='{}' rx_queue_size='1024' tx_queue_size='1024'/>",
+        network.queue_pairs
+    ));
+    match boot {
+        Some(index) => xml.line(&format!("<boot order='{}'/>", index + 1)),
+        None => xml.line("<rom enabled='no'/>"),
+    }
+    xml.line(&format!("<alias name='ua-{}'/>", text(&network.device)));
+    xml.close("</interface>");
+}
+
 /// What libvirt has no element for and passes on to QEMU.
 fn beyond_libvirt(spec: &VmSpec, version: QemuVersion, xml: &mut Xml) {
-    if let Some(shim) = &spec.vcpu_shim {
+    let crashes = version.crashes_on_nic_vectors(spec.accelerator);
+    if crashes || spec.vcpu_shim.is_some() {
         xml.open("<qemu:commandline>");
+    }
+    if crashes {
+        // For NICs that come later: libvirt overrides nothing of these.
+        xml.line("<qemu:arg value='-global'/>");
+        xml.line(&format!("<qemu:arg value='{NO_VECTORS}'/>"));
+    }
+    if let Some(shim) = &spec.vcpu_shim {
         for (name, value) in [("LD_PRELOAD", shim), (CONTROL_VARIABLE, &spec.vcpu_control())] {
             let value = text(&value.display().to_string());
             xml.line(&format!("<qemu:env name='{name}' value='{value}'/>"));
         }
+    }
+    if crashes || spec.vcpu_shim.is_some() {
         xml.close("</qemu:commandline>");
     }
     if !spec.networks.is_empty() {
@@ -126,7 +161,7 @@ fn beyond_libvirt(spec: &VmSpec, version: QemuVersion, xml: &mut Xml) {
             xml.open("<qemu:frontend>");
             // Not by <mtu>: libvirt then looks for an interface of the host, and there is none.
             xml.line(&format!("<qemu:property name='host_mtu' type='unsigned' value='{}'/>", network.mtu));
-            if version.crashes_on_nic_vectors(spec.accelerator) {
+            if crashes {
                 // This QEMU crashes on a vhost-user NIC with MSI-X under TCG.
                 xml.line("<qemu:property name='vectors' type='unsigned' value='0'/>");
             }
@@ -141,7 +176,7 @@ fn beyond_libvirt(spec: &VmSpec, version: QemuVersion, xml: &mut Xml) {
 fn ports(spec: &VmSpec, xml: &mut Xml) {
     // Of controllers without a number, it would take the first for the root complex.
     xml.line("<controller type='pci' index='0' model='pcie-root'/>");
-    for index in 1..=spec.port_count() {
+    for index in 1..=spec.port_count() + OWN_PORTS {
         xml.line(&format!("<controller type='pci' index='{index}' model='pcie-root-port'/>"));
     }
 }
@@ -167,7 +202,7 @@ fn refuse_pool_ram(spec: &VmSpec, who: &str) -> Result<(), VmmError> {
 }
 
 /// `vda`, `vdb`, … `vdz`, `vdaa`.
-fn disk_name(mut index: usize) -> String {
+pub(crate) fn disk_name(mut index: usize) -> String {
     let mut letters = Vec::new();
     loop {
         letters.push(char::from(b'a' + u8::try_from(index % 26).unwrap_or(0)));

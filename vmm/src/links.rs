@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use pod_api::Nic;
 
 use crate::VmmError;
-use crate::plug::{Inventory, Plugger};
+use crate::plug::{Inventory, Plug};
 
 /// How long nothing carries a NIC's packets before the guest sees no link. For as long a backend keeps them in front of a link that is down,
 /// so a daemon that is started anew, or a cable that moves in its plug, is nothing that a guest has to know of.
@@ -41,7 +41,7 @@ impl Links {
         &mut self,
         nics: &[Nic],
         there: &Inventory,
-        plugger: &mut Plugger,
+        plugger: &mut dyn Plug,
         now: Instant,
         say: &mut impl FnMut(&str),
     ) -> Result<bool, VmmError> {
@@ -102,6 +102,7 @@ mod tests {
 
     use super::*;
     use crate::monitor::fake::Qemu;
+    use crate::plug::Plugger;
 
     fn nic(link: bool) -> Nic {
         serde_json::from_value(json!({

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 use qapi::qmp;
 use serde::{Deserialize, Serialize};
@@ -10,6 +9,7 @@ use serde_json::Value;
 
 use crate::VmmError;
 use crate::monitor::{connect, failed};
+use crate::virsh::{ask, odd, virsh};
 
 /// The monitor of a machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,7 +47,7 @@ impl MonitorAddress {
                 let vcpus = session(path)?.execute(&qmp::query_cpus_fast {}).map_err(failed)?;
                 serde_json::to_value(vcpus).map_err(|error| odd(&error))?
             }
-            Self::Domain { domain, uri } => ask(domain, uri.as_deref(), "query-cpus-fast")?,
+            Self::Domain { domain, uri } => ask(domain, uri.as_deref(), "query-cpus-fast", None)?,
         };
         let mut vcpus: Vec<VcpuThread> = serde_json::from_value(answer).map_err(|error| odd(&error))?;
         vcpus.sort_unstable();
@@ -61,7 +61,7 @@ impl MonitorAddress {
                 let status = session(path)?.execute(&qmp::query_status {}).map_err(failed)?;
                 serde_json::to_value(status).map_err(|error| odd(&error))?
             }
-            Self::Domain { domain, uri } => ask(domain, uri.as_deref(), "query-status")?,
+            Self::Domain { domain, uri } => ask(domain, uri.as_deref(), "query-status", None)?,
         };
         Ok(answer.get("status").and_then(Value::as_str).unwrap_or("unknown").to_owned())
     }
@@ -73,7 +73,7 @@ impl MonitorAddress {
                 let size = session(path)?.execute(&qmp::query_memory_size_summary {}).map_err(failed)?;
                 serde_json::to_value(size).map_err(|error| odd(&error))?
             }
-            Self::Domain { domain, uri } => ask(domain, uri.as_deref(), "query-memory-size-summary")?,
+            Self::Domain { domain, uri } => ask(domain, uri.as_deref(), "query-memory-size-summary", None)?,
         };
         let bytes = |name| answer.get(name).and_then(Value::as_u64).unwrap_or(0);
         Ok(bytes("base-memory").saturating_add(bytes("plugged-memory")))
@@ -86,7 +86,7 @@ impl MonitorAddress {
                 let name = session(path)?.execute(&qmp::query_name {}).map_err(failed)?;
                 serde_json::to_value(name).map_err(|error| odd(&error))?
             }
-            Self::Domain { domain, uri } => ask(domain, uri.as_deref(), "query-name")?,
+            Self::Domain { domain, uri } => ask(domain, uri.as_deref(), "query-name", None)?,
         };
         Ok(answer.get("name").and_then(Value::as_str).unwrap_or_default().to_owned())
     }
@@ -97,7 +97,7 @@ impl MonitorAddress {
             Self::Socket { path } => {
                 session(path)?.execute(&qmp::system_powerdown {}).map(drop).map_err(failed)
             }
-            Self::Domain { domain, uri } => virsh(uri.as_deref(), &["shutdown", domain]).map(drop),
+            Self::Domain { domain, uri } => virsh(uri.as_deref(), &["shutdown", domain], "").map(drop),
         }
     }
 
@@ -109,7 +109,7 @@ impl MonitorAddress {
                 let _ = session(path)?.execute(&qmp::quit {});
                 Ok(())
             }
-            Self::Domain { domain, uri } => virsh(uri.as_deref(), &["destroy", domain]).map(drop),
+            Self::Domain { domain, uri } => virsh(uri.as_deref(), &["destroy", domain], "").map(drop),
         }
     }
 }
@@ -132,35 +132,4 @@ pub fn ask_human_monitor(path: &Path, command_line: &str) -> Result<String, VmmE
 /// A session with a QEMU that has been up for a while.
 fn session(path: &Path) -> Result<crate::monitor::Monitor, VmmError> {
     connect(path, || true)
-}
-
-fn odd(error: &serde_json::Error) -> VmmError {
-    VmmError::Monitor { reason: format!("an answer that cannot be read: {error}") }
-}
-
-/// Asks QEMU's monitor through libvirt.
-fn ask(domain: &str, uri: Option<&str>, command: &str) -> Result<Value, VmmError> {
-    let text = virsh(uri, &["qemu-monitor-command", domain, &format!("{{\"execute\":\"{command}\"}}")])?;
-    let mut answer: Value = serde_json::from_str(&text).map_err(|error| odd(&error))?;
-    match answer.get_mut("return") {
-        Some(value) => Ok(value.take()),
-        None => Err(VmmError::Monitor { reason: format!("{command}: {}", text.trim()) }),
-    }
-}
-
-fn virsh(uri: Option<&str>, words: &[&str]) -> Result<String, VmmError> {
-    let mut command = Command::new("virsh");
-    if let Some(uri) = uri {
-        command.args(["--connect", uri]);
-    }
-    let output = command
-        .args(words)
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|source| VmmError::Start { program: "virsh".to_owned(), source })?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        return Err(VmmError::Monitor { reason: format!("virsh {}: {}", words[0], said.trim()) });
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }

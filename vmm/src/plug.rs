@@ -1,4 +1,6 @@
-//! Plugging devices of the pod into a QEMU that runs, and unplugging them, by its monitor.
+//! Plugging devices of the pod into a QEMU that runs, and unplugging them: by its monitor, or by libvirt where that has it.
+
+mod domain;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -9,7 +11,9 @@ use serde_json::Value;
 
 use crate::device::{self, Host, Parts};
 use crate::monitor::{Monitor, connect, failed};
-use crate::{Accelerator, QemuVersion, VmmError};
+use crate::{Accelerator, Disk, Network, QemuVersion, VmmError};
+
+pub(crate) use domain::DomainPlugger;
 
 /// What QEMU begins the description of a socket with whose other end it does not reach.
 const DISCONNECTED: &str = "disconnected:";
@@ -33,6 +37,51 @@ impl Command for NetdevAdd {
     const NAME: &'static str = "netdev_add";
     const ALLOW_OOB: bool = false;
 }
+
+/// A device of the pod that a machine is to get.
+#[derive(Debug, Clone)]
+pub(crate) enum Device {
+    Network(Network),
+    Disk(Disk),
+}
+
+impl Device {
+    fn slot(&self) -> u8 {
+        match self {
+            Self::Network(network) => network.slot,
+            Self::Disk(disk) => disk.slot,
+        }
+    }
+
+    fn parts(&self, host: Host) -> Parts {
+        match self {
+            Self::Network(network) => Parts::network(network, host, None),
+            Self::Disk(disk) => Parts::disk(disk, host, None),
+        }
+    }
+}
+
+/// A way to change what a machine has while it runs.
+pub(crate) trait Plug {
+    /// What the machine has.
+    fn inventory(&mut self) -> Result<Inventory, VmmError>;
+
+    /// Plugs a device in. What is refused half-way is removed again. Of one that does not answer ([`VmmError::Silent`]) nobody knows what
+    /// it has done, or will do yet: another look shows that.
+    fn plug(&mut self, device: &Device) -> Result<(), VmmError>;
+
+    /// Says what the guest is to see of a NIC's link. It sees nothing of what it was told before.
+    fn set_link(&mut self, device: &str, up: bool) -> Result<(), VmmError>;
+
+    /// Asks the guest to let go of a device, once more if it was asked before.
+    fn ask_for(&mut self, device: &str) -> Result<(), VmmError>;
+
+    /// Removes what a device spoke through that the guest does not have any more, or never had.
+    fn remove_rest(&mut self, device: &str) -> Result<(), VmmError>;
+}
+
+/// What QEMU says of a device that it was told to unplug before, and is waiting for.
+const UNPLUGGING: &str = "in the process of unplug";
 
 /// What a QEMU has.
 #[derive(Debug)]
@@ -123,8 +172,23 @@ impl Plugger {
         self.monitor.execute(command).map_err(failed)
     }
 
-    /// What QEMU has.
-    pub(crate) fn inventory(&mut self) -> Result<Inventory, VmmError> {
+    fn add(&mut self, parts: Parts) -> Result<(), VmmError> {
+        self.execute(&ChardevAdd(parts.chardev()))?;
+        if let Some(netdev) = parts.netdev {
+            let mut netdev = netdev.object();
+            netdev.insert("type".to_owned(), "vhost-user".into());
+            self.execute(&NetdevAdd(netdev.into()))?;
+        }
+        let mut arguments = parts.device.object();
+        arguments.remove("id");
+        let id = Some(device::qdev_name(&parts.name));
+        let add = qmp::device_add { bus: None, id, driver: parts.driver.to_owned(), arguments };
+        self.execute(&add).map(drop)
+    }
+}
+
+impl Plug for Plugger {
+    fn inventory(&mut self) -> Result<Inventory, VmmError> {
         let chardevs = self.execute(&qmp::query_chardev {})?;
         let (mut speaking, mut unserved) = (BTreeSet::new(), BTreeSet::new());
         for chardev in chardevs {
@@ -147,11 +211,9 @@ impl Plugger {
         Ok(Inventory { devices, speaking, unserved })
     }
 
-    /// Plugs a device in. What QEMU refuses half-way is removed again. Of one that does not answer nobody knows what it has done, or will do
-    /// yet: what it has then, another session shows.
-    pub(crate) fn plug(&mut self, slot: u8, parts: impl FnOnce(Host) -> Parts) -> Result<(), VmmError> {
-        self.inventory()?.check_slot(slot)?;
-        let parts = parts(self.host);
+    fn plug(&mut self, device: &Device) -> Result<(), VmmError> {
+        self.inventory()?.check_slot(device.slot())?;
+        let parts = device.parts(self.host);
         let device = parts.name.clone();
         match self.add(parts) {
             Err(error @ VmmError::Monitor { .. }) => {
@@ -162,36 +224,19 @@ impl Plugger {
         }
     }
 
-    fn add(&mut self, parts: Parts) -> Result<(), VmmError> {
-        self.execute(&ChardevAdd(parts.chardev()))?;
-        if let Some(netdev) = parts.netdev {
-            let mut netdev = netdev.object();
-            netdev.insert("type".to_owned(), "vhost-user".into());
-            self.execute(&NetdevAdd(netdev.into()))?;
-        }
-        let mut arguments = parts.device.object();
-        arguments.remove("id");
-        let id = Some(device::qdev_name(&parts.name));
-        let add = qmp::device_add { bus: None, id, driver: parts.driver.to_owned(), arguments };
-        self.execute(&add).map(drop)
-    }
-
-    /// Says what the guest is to see of a NIC's link. It sees nothing of what it was told before.
-    pub(crate) fn set_link(&mut self, device: &str, up: bool) -> Result<(), VmmError> {
+    fn set_link(&mut self, device: &str, up: bool) -> Result<(), VmmError> {
         self.execute(&qmp::set_link { name: device::qdev_name(device), up }).map(drop)
     }
 
-    /// Asks the guest to let go of a device, once more if it was asked before.
-    pub(crate) fn ask_for(&mut self, device: &str) -> Result<(), VmmError> {
+    fn ask_for(&mut self, device: &str) -> Result<(), VmmError> {
         match self.execute(&qmp::device_del { id: device::qdev_name(device) }) {
             // An older QEMU asks once, and the guest may still let go.
-            Err(error) if error.to_string().contains("in the process of unplug") => Ok(()),
+            Err(error) if error.to_string().contains(UNPLUGGING) => Ok(()),
             asked => asked.map(drop),
         }
     }
 
-    /// Removes what a device spoke through that the guest does not have any more, or never had.
-    pub(crate) fn remove_rest(&mut self, device: &str) -> Result<(), VmmError> {
+    fn remove_rest(&mut self, device: &str) -> Result<(), VmmError> {
         match self.execute(&qmp::netdev_del { id: device::netdev_name(device) }) {
             // Disks have no network backend. One of a NIC takes the character device along.
             Ok(_) | Err(VmmError::Monitor { .. }) => {}
@@ -236,7 +281,7 @@ mod tests {
         let stream = UnixStream::connect(&qemu.path).unwrap();
         let monitor = open(stream, "a QEMU", Duration::from_millis(300)).unwrap();
         let mut plugger = Plugger::begin(monitor, false).unwrap();
-        let done = plugger.plug(0, |host| Parts::network(&spec().networks[0], host, None));
+        let done = plugger.plug(&Device::Network(spec().networks[0].clone()));
         let asked = qemu.asked();
         let added = asked.iter().position(|name| name == "device_add").unwrap();
         (asked[added + 1..].to_vec(), done)

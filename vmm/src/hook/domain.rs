@@ -28,15 +28,15 @@ pub struct Domain {
 
 /// A vhost-user device of a domain.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct VhostUser {
-    pub(super) socket: PathBuf,
+pub(crate) struct VhostUser {
+    pub(crate) socket: PathBuf,
     /// QEMU listens on the socket.
-    pub(super) listens: bool,
+    pub(crate) listens: bool,
     /// Pairs of queues of a NIC, queues of a disk; one unless said.
-    pub(super) queues: u16,
+    pub(crate) queues: u16,
     /// A NIC's address; disks have none.
-    pub(super) mac: Option<String>,
-    pub(super) is_nic: bool,
+    pub(crate) mac: Option<String>,
+    pub(crate) is_nic: bool,
 }
 
 impl Domain {
@@ -169,13 +169,14 @@ impl Domain {
 
 impl VhostUser {
     /// The device's name within an instance, by that of its socket.
-    fn name_within(&self, instance: &str) -> Option<&str> {
+    pub(crate) fn name_within(&self, instance: &str) -> Option<&str> {
         let file = self.socket.file_name()?.to_str()?;
         file.strip_prefix(instance)?.strip_prefix('-')?.strip_suffix(".sock").filter(|name| !name.is_empty())
     }
 }
 
-fn vhost_user(node: Node<'_, '_>) -> Result<Option<VhostUser>, String> {
+/// The vhost-user device that an element of `<devices>` is, if it is one.
+pub(crate) fn vhost_user(node: Node<'_, '_>) -> Result<Option<VhostUser>, String> {
     let is_nic = node.has_tag_name("interface");
     if node.attribute("type") != Some("vhostuser") || !(is_nic || node.has_tag_name("disk")) {
         return Ok(None);
@@ -208,7 +209,8 @@ fn is_in_use(path: &Path) -> bool {
     told.is_some_and(|told| path == Path::new(&told))
 }
 
-fn child<'a, 'input>(node: Node<'a, 'input>, name: &str) -> Option<Node<'a, 'input>> {
+/// The first child of that name.
+pub(crate) fn child<'a, 'input>(node: Node<'a, 'input>, name: &str) -> Option<Node<'a, 'input>> {
     node.children().find(|it| it.has_tag_name(name))
 }
 

@@ -17,6 +17,7 @@ use pod_api::Instance;
 use pod_api::client::{Client, ClientError};
 
 pub use domain::Domain;
+pub(crate) use domain::{child, vhost_user};
 pub use metadata::{Metadata, NAMESPACE};
 
 use self::place::Place;
