@@ -116,7 +116,7 @@ impl Libvirt {
     }
 
     fn uri(&self) -> String {
-        format!("qemu:///system?socket={}", self.directory.join("run/libvirt-sock").display())
+        uri(&self.directory)
     }
 
     /// What `virsh` prints, and whether it did what it was told.
@@ -146,6 +146,10 @@ impl Libvirt {
     }
 }
 
+fn uri(directory: &Path) -> String {
+    format!("qemu:///system?socket={}", directory.join("run/libvirt-sock").display())
+}
+
 fn server(pod: &Pod) -> String {
     format!("unix:{}", pod.directory().join("run/controller.sock").display())
 }
@@ -153,8 +157,13 @@ fn server(pod: &Pod) -> String {
 /// Puts the hook where libvirt looks for it, as an operator would after an edit.
 fn install_hook(pod: &Pod, directory: &Path, wait_s: u64) {
     let config = pod.config_path("h1");
-    let options =
-        format!("libvirt-hook --server {} --config {} --wait {wait_s} --", server(pod), config.display());
+    let options = format!(
+        "libvirt-hook --server {} --config {} --wait {wait_s} --connect '{}' --directory {} --",
+        server(pod),
+        config.display(),
+        uri(directory),
+        pod.directory().join("vm").display()
+    );
     let script = HOOK.replace("/usr/bin/vmm", &pod.binary("vmm").display().to_string());
     put_hook(directory, &script.replace("libvirt-hook --", &options));
 }
@@ -236,10 +245,10 @@ fn virsh_start_alone_brings_a_domain_its_devices() {
     let agent = guest_of(&libvirt, &socket);
     the_devices_work(&mut pod, &agent, &leased);
     the_vcpus_are_sliced_by_the_shim(&pod, &libvirt, &agent);
-    let mut follower = devices_come_and_go(&mut pod, &libvirt, &agent);
+    devices_come_and_go(&mut pod, &libvirt, &agent);
     a_start_outlasts_a_frontend_that_waits_for_its_vmm(&mut pod, &libvirt, &leased);
     // Of a domain that is gone.
-    wait_for("the follower to end", || follower.check().is_err());
+    wait_for("the follower to end", || !is_followed(&pod));
 
     libvirt.does(&["destroy", "vm1"]);
     assert_eq!(instance(&pod), None);
@@ -360,19 +369,20 @@ fn the_vcpus_are_sliced_by_the_shim(pod: &Pod, libvirt: &Libvirt, agent: &Agent)
 }
 
 fn follow(pod: &Pod, libvirt: &Libvirt) -> Command {
-    // It ends when the command is killed.
-    let mut command = libvirt.inside(Path::new("sh"));
-    let script = "exec setpriv --pdeathsig KILL \"$0\" \"$@\"";
-    command.args(["-c", script]).arg(pod.binary("vmm"));
+    let mut command = libvirt.inside(&pod.binary("vmm"));
     command.args(["follow", "vm1", "--server", &server(pod), "--directory"]).arg(pod.directory().join("vm"));
     command
 }
 
-/// What is leased to the instance meanwhile comes to the domain, which `vmm attach` has found.
-fn devices_come_and_go(pod: &mut Pod, libvirt: &Libvirt, agent: &Agent) -> Daemon {
+/// Whether somebody follows the domain.
+fn is_followed(pod: &Pod) -> bool {
+    let locked = pod.directory().join("vm/vm1.vm.followed");
+    !Command::new("flock").arg("--nonblock").arg(locked).arg("true").status().unwrap().success()
+}
+
+/// What is leased to the instance meanwhile comes to the domain, which the hook has had followed.
+fn devices_come_and_go(pod: &mut Pod, libvirt: &Libvirt, agent: &Agent) {
     pod.api().create_volume(&CreateVolume::new("vol1", "64M".parse().unwrap())).unwrap();
-    let log = pod.directory().join("log/vmm-follow.log");
-    let follower = Daemon::start("vmm-follow", follow(pod, libvirt), &log).unwrap();
     let instances = |pod: &Pod, words: &[&str]| pod.podctl(&[&["instances"], words].concat());
     let has = |what: &str| agent.run(&format!("test -e {what}"), LONG).unwrap().success();
     let write = "dd if=/dev/urandom of=/tmp/c bs=1M count=4 && dd if=/tmp/c of=/dev/vdb bs=64k oflag=direct conv=fsync";
@@ -430,7 +440,6 @@ fn devices_come_and_go(pod: &mut Pod, libvirt: &Libvirt, agent: &Agent) -> Daemo
     libvirt.does(&["resume", "vm1"]);
     wait_for("the guest to let go of it", || instance(pod).unwrap().disks.len() == 1);
     assert!(!has("/sys/block/vdb"));
-    follower
 }
 
 /// QEMU and a frontend end at once and nobody gives anything back, as when the host loses its power. The frontend's next life waits for its

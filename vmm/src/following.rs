@@ -2,11 +2,17 @@
 
 use std::path::{Path, PathBuf};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use clap::Args;
 use pod_api::client::{CONTROLLER, Client, Credentials, Server};
-use vmm::{Follower, Registry, RunningVm};
+use vmm::{Follower, Registry, RunningVm, VmmError};
+
+/// How long libvirt may take until it answers for a domain that has just started, or receives its guest, or after libvirt's daemon was
+/// started anew; and how often it is asked meanwhile.
+const LIBVIRT: Duration = Duration::from_mins(5);
+const AGAIN: Duration = Duration::from_millis(200);
 
 #[derive(Args)]
 pub(crate) struct Follow {
@@ -45,5 +51,27 @@ pub(crate) fn begin(client: Client, directory: &Path, machine: RunningVm, host: 
     thread::Builder::new()
         .name("follow".to_owned())
         .spawn(move || follower.follow(|what| eprintln!("{what}")))?;
+    Ok(())
+}
+
+/// Follows the instance of a libvirt domain on this host, which is just starting, until it ends.
+pub(crate) fn follow_domain(
+    client: Client,
+    directory: &Path,
+    domain: &str,
+    uri: &str,
+    instance: &str,
+    host: String,
+) -> Result<()> {
+    let registry = Registry::new(directory);
+    let began = Instant::now();
+    let (machine, _) = loop {
+        match vmm::attach_domain(domain, Some(uri), Some(instance)) {
+            Err(VmmError::Silent { .. }) if began.elapsed() < LIBVIRT => thread::sleep(AGAIN),
+            found => break found?,
+        }
+    };
+    registry.add(&machine)?;
+    Follower::new(client, &registry, machine, host)?.follow(|what| eprintln!("{what}"));
     Ok(())
 }

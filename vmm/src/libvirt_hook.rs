@@ -1,7 +1,11 @@
 //! `vmm libvirt-hook`, which libvirt runs when domains start and end.
 
+use std::ffi::OsString;
+use std::fs::{self, OpenOptions};
 use std::io::Read as _;
+use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
@@ -12,6 +16,8 @@ use pod_api::client::{CONTROLLER, Credentials, Server};
 use pod_protocol::config::HostConfig;
 use vmm::VmmError;
 use vmm::hook::{Domain, Hook, RELEASE, VMM_GONE};
+
+use crate::following;
 
 /// For how long the controller may leave a request unanswered, beyond what is waited for anyway.
 const ANSWER: Duration = Duration::from_secs(5);
@@ -29,10 +35,16 @@ pub(crate) struct LibvirtHook {
     /// For how many seconds a domain may wait for its devices, beside what it takes to give back those of an earlier start.
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=30))]
     wait: u64,
+    /// libvirt's URI, by which the domain is followed while it runs.
+    #[arg(long, value_name = "URI", default_value = "qemu:///system")]
+    connect: String,
+    /// Where machines are noted.
+    #[arg(long, default_value = "/run/wadi/vm")]
+    directory: PathBuf,
     /// The domain's name.
     #[arg(allow_hyphen_values = true)]
     domain: String,
-    /// What happens to it: prepare and release mean something here.
+    /// What happens to it: prepare, started, reconnect and release mean something here.
     #[arg(allow_hyphen_values = true)]
     operation: String,
     /// What else libvirt says.
@@ -40,20 +52,36 @@ pub(crate) struct LibvirtHook {
     more: Vec<String>,
 }
 
+/// What the hook itself starts once a domain has: following that, by the name of its instance.
+const FOLLOW: &str = "follow";
+
 pub(crate) fn libvirt_hook(asked: &LibvirtHook) -> Result<()> {
+    if let (FOLLOW, [instance]) = (asked.operation.as_str(), &asked.more[..]) {
+        let host = HostConfig::load(&asked.config)?.host.name;
+        let client = asked.credentials.client(&asked.server)?;
+        let (domain, uri) = (&asked.domain, &asked.connect);
+        return following::follow_domain(client, &asked.directory, domain, uri, instance, host);
+    }
     let mut input = Vec::new();
     // Read in any case: libvirt is writing it.
     std::io::stdin().read_to_end(&mut input).context("cannot read the domain from the standard input")?;
     // Other operations are allowed, whatever the pod is like: that is what saying nothing means.
-    let prepares = match asked.operation.as_str() {
-        "prepare" => true,
-        "release" => false,
-        _ => return Ok(()),
-    };
+    let operation = asked.operation.as_str();
+    if !["prepare", "started", "reconnect", "release"].contains(&operation) {
+        return Ok(());
+    }
+    let prepares = operation == "prepare";
     let refuse = |reason| VmmError::Domain { domain: asked.domain.clone(), reason };
     let Some(domain) = Domain::parse(&String::from_utf8_lossy(&input)).map_err(refuse)? else {
         return Ok(());
     };
+    if ["started", "reconnect"].contains(&operation) {
+        // The domain runs in any case.
+        if let Err(error) = begin_following(asked, &domain) {
+            eprintln!("warning: the domain {} is not followed: {error:#}; vmm follow", domain.name());
+        }
+        return Ok(());
+    }
     let config = HostConfig::load(&asked.config)
         .with_context(|| format!("the domain {} wants devices of the pod", asked.domain))?;
     let hook = Hook {
@@ -89,4 +117,26 @@ pub(crate) fn libvirt_hook(asked: &LibvirtHook) -> Result<()> {
         ),
         Err(error) => Err(anyhow!("the hook itself has failed: {error}")),
     }
+}
+
+/// Has a domain followed, by a process that outlives the hook: libvirt waits for this one, and answers nobody meanwhile. When libvirt's daemon
+/// was started anew, the domain may be followed still, which that process finds out.
+fn begin_following(asked: &LibvirtHook, domain: &Domain) -> Result<()> {
+    let instance = domain.instance();
+    fs::create_dir_all(&asked.directory)?;
+    let path = asked.directory.join(format!("{instance}-follow.log"));
+    if asked.operation == "started" {
+        fs::write(&path, "")?;
+    }
+    // libvirt waits also for whoever has what the hook writes to.
+    let log = OpenOptions::new().create(true).append(true).open(&path)?;
+    // What the hook was told beside the domain and what happens to it.
+    let mut words: Vec<OsString> = std::env::args_os().skip(1).collect();
+    words.truncate(words.len().saturating_sub(2 + asked.more.len()));
+    words.extend([asked.domain.as_str(), FOLLOW, instance].map(OsString::from));
+    let mut follow = Command::new(std::env::current_exe()?);
+    follow.args(words).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+    // What is told to the hook's group is not for it.
+    follow.process_group(0).spawn()?;
+    Ok(())
 }

@@ -71,7 +71,7 @@ impl Domain {
     }
 
     /// The name of its instance.
-    pub(super) fn instance(&self) -> &str {
+    pub fn instance(&self) -> &str {
         self.metadata.instance.as_deref().unwrap_or(&self.name)
     }
 
