@@ -42,3 +42,21 @@ fn who_may_not_act_any_more_sends_announces_and_delivers_nothing() {
     assert_eq!(runs.iter().map(|run| run.packets).sum::<u16>(), 6);
     assert_eq!(scene.sent(), (1, (0..6).map(|number| from(1, number)).collect()));
 }
+
+#[test]
+fn nor_does_it_send_what_it_takes_in_that_turn() {
+    let mut scene = scene();
+    let may_act = Arc::new(AtomicBool::new(true));
+    let asked = Arc::clone(&may_act);
+    scene.backend.task.set_guard(Box::new(move || asked.load(Ordering::Relaxed)));
+    scene.register(registered(1, 1, 5, RegistrationState::Active));
+    assert_eq!(scene.answers(0), []);
+    assert_eq!(scene.sent(), (1, vec![]));
+    may_act.store(false, Ordering::Relaxed);
+    (0..3).for_each(|number| scene.send(0, 1, 5, number));
+    assert_eq!(scene.answers(0), []);
+    assert_eq!(scene.sent(), (0, vec![]));
+    may_act.store(true, Ordering::Relaxed);
+    assert_eq!(scene.answers(0), (0..3).map(|number| (number, Status::Sent)).collect::<Vec<_>>());
+    assert_eq!(scene.sent(), (0, (0..3).map(|number| from(1, number)).collect()));
+}
