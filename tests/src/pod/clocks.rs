@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use anyhow::{Context as _, Result, bail};
 
 use super::Pod;
+use super::plan::Clocks;
 use crate::namespace::Namespace;
 
 /// Lies to a process about the time of day.
@@ -36,7 +37,7 @@ impl Pod {
         binary: &str,
     ) -> Result<Command> {
         let path = self.release_binary(binary);
-        let far = self.plan.far_clocks;
+        let far = self.plan.clocks == Clocks::OfEachHost;
         let program = if far { Path::new("unshare") } else { &path };
         let mut command =
             if self.plan.keep { namespace.untethered_command(program) } else { namespace.command(program) };
@@ -68,7 +69,7 @@ impl Pod {
 
     /// Has a process that is about to start ask libfaketime for the time of day, if it is to have a clock of its own.
     pub(super) fn give_clock(&self, name: &str, command: &mut Command) -> Result<()> {
-        if !self.plan.own_clocks {
+        if self.plan.clocks != Clocks::OfEachProcess {
             return Ok(());
         }
         if !Path::new(FAKETIME).exists() {
@@ -85,7 +86,7 @@ impl Pod {
 
     /// Removes what libfaketime left behind for processes that are no more.
     pub(super) fn remove_clocks(&self) {
-        if !self.plan.own_clocks {
+        if self.plan.clocks != Clocks::OfEachProcess {
             return;
         }
         for file in fs::read_dir(SHARED).into_iter().flatten().flatten() {

@@ -16,9 +16,19 @@ pub struct PodBuilder {
     pub(super) guests_announce: bool,
     pub(super) release: Release,
     pub(super) controller_sections: &'static str,
-    pub(super) own_clocks: bool,
-    pub(super) far_clocks: bool,
+    pub(super) clocks: Clocks,
     pub(super) blk_grace_ms: u64,
+}
+
+/// Which clocks processes have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Clocks {
+    /// The machine's.
+    Machines,
+    /// The time of day is its own for each process.
+    OfEachProcess,
+    /// What only goes on is its own for each host.
+    OfEachHost,
 }
 
 /// Which driver runs the NICs of a pod, all of which are ends of cables to the switch.
@@ -266,8 +276,7 @@ impl PodBuilder {
             guests_announce: true,
             release: Release::This,
             controller_sections: "",
-            own_clocks: false,
-            far_clocks: false,
+            clocks: Clocks::Machines,
             blk_grace_ms: 30_000,
         }
     }
@@ -284,7 +293,7 @@ impl PodBuilder {
     /// Each process has a clock of its own for the time of day, which [`Pod::set_clock`](super::Pod::set_clock) changes.
     #[must_use]
     pub fn own_clocks(mut self) -> Self {
-        self.own_clocks = true;
+        self.clocks = Clocks::OfEachProcess;
         self
     }
 
@@ -292,7 +301,7 @@ impl PodBuilder {
     /// controller's somewhere else each time it is started.
     #[must_use]
     pub fn far_clocks(mut self) -> Self {
-        self.far_clocks = true;
+        self.clocks = Clocks::OfEachHost;
         self
     }
 
