@@ -431,6 +431,17 @@ fn devices_come_and_go(pod: &mut Pod, libvirt: &Libvirt, agent: &Agent) {
     instances(pod, &["attach", "vm1", "--volume", "vol1"]).unwrap();
     wait_for("the guest to see the disk", || has("/sys/block/vdb/serial"));
     run(agent, read);
+    instances(pod, &["detach", "vm1", "vol1"]).unwrap();
+
+    // Whoever follows is killed, and the daemon has the domain followed again once it is back.
+    let locked = fs::read_to_string(pod.directory().join("vm/vm1.vm.followed")).unwrap();
+    let pid = locked.rsplit(|other: char| !other.is_ascii_digit()).find(|it| !it.is_empty()).unwrap();
+    assert!(libvirt.inside(Path::new("kill")).args(["-s", "KILL", pid]).status().unwrap().success());
+    wait_for("the follower to be gone", || !is_followed(pod));
+    libvirt.restart();
+    instances(pod, &["attach", "vm1", "--volume", "vol1"]).unwrap();
+    wait_for("the guest to see the disk", || has("/sys/block/vdb/serial"));
+    run(agent, read);
 
     // A guest that stands still keeps it, until it goes on.
     libvirt.does(&["suspend", "vm1"]);

@@ -361,6 +361,36 @@ mod tests {
     }
 
     #[test]
+    fn what_is_gone_as_a_whole_is_not_asked_for_when_it_comes_again() {
+        let qemu = Qemu::start(|name, _| {
+            let answer = match name {
+                "query-version" => json!({"qemu": {"major": 7, "minor": 2, "micro": 0}, "package": ""}),
+                "query-kvm" => json!({"enabled": false, "present": false}),
+                "query-chardev" => json!([]),
+                "qom-list" => json!([{"name": "port.0", "type": "child<pcie-root-port>"}]),
+                "qom-get" => json!("/machine/q35/pcie.0"),
+                other => panic!("it is asked {other}"),
+            };
+            Some(json!({"return": answer}).to_string())
+        });
+        let controller = Controller::start(|_| {
+            let instance =
+                json!({"name": "vm1", "id": 1, "host": "h1", "ready": true, "nics": [], "disks": []});
+            (200, instance.to_string())
+        });
+        let directory = tempfile::tempdir().unwrap();
+        let machine = RunningVm::of_this_process(qemu.path.clone());
+        let registry = Registry::new(directory.path());
+        registry.add(&machine).unwrap();
+        let follower = Follower::new(controller.client(), &registry, machine, "h1".to_owned()).unwrap();
+        let (mut asked, mut said) = (Asked::from([("vol0".to_owned(), Instant::now())]), Vec::new());
+        let mut say = |what: &str| said.push(what.to_owned());
+        assert_eq!(follower.look(&mut asked, &mut Links::default(), &mut say).unwrap(), Seen::InLine);
+        assert!(asked.is_empty());
+        assert_eq!(said, ["vol0 is unplugged"]);
+    }
+
+    #[test]
     fn a_guest_that_keeps_what_comes_again_is_asked_again_and_it_is_told() {
         let (qemu, (tell, told)) = (qemu(), channel());
         let controller = Controller::listening(move |_, body| {

@@ -65,23 +65,39 @@ pub(crate) fn libvirt_hook(asked: &LibvirtHook) -> Result<()> {
     let mut input = Vec::new();
     // Read in any case: libvirt is writing it.
     std::io::stdin().read_to_end(&mut input).context("cannot read the domain from the standard input")?;
+    act(asked, &String::from_utf8_lossy(&input))
+}
+
+/// What an operation of libvirt's means here.
+enum Step {
+    Lease,
+    Follow,
+    GiveBack,
+}
+
+fn act(asked: &LibvirtHook, xml: &str) -> Result<()> {
     // Other operations are allowed, whatever the pod is like: that is what saying nothing means.
-    let operation = asked.operation.as_str();
-    if !["prepare", "started", "reconnect", "release"].contains(&operation) {
-        return Ok(());
-    }
-    let prepares = operation == "prepare";
-    let refuse = |reason| VmmError::Domain { domain: asked.domain.clone(), reason };
-    let Some(domain) = Domain::parse(&String::from_utf8_lossy(&input)).map_err(refuse)? else {
-        return Ok(());
+    let step = match asked.operation.as_str() {
+        "prepare" => Step::Lease,
+        "started" | "reconnect" => Step::Follow,
+        "release" => Step::GiveBack,
+        _ => return Ok(()),
     };
-    if ["started", "reconnect"].contains(&operation) {
-        // The domain runs in any case.
-        if let Err(error) = begin_following(asked, &domain) {
-            eprintln!("warning: the domain {} is not followed: {error:#}; vmm follow", domain.name());
+    let refuse = |reason| VmmError::Domain { domain: asked.domain.clone(), reason };
+    let domain = Domain::parse(xml).map_err(refuse);
+    let prepares = match step {
+        Step::Lease => true,
+        Step::GiveBack => false,
+        Step::Follow => {
+            // It runs, and libvirt would end it if this failed.
+            if let Err(error) = domain.map_err(Into::into).and_then(|it| begin_following(asked, it.as_ref()))
+            {
+                eprintln!("warning: the domain {} is not followed: {error:#}", asked.domain);
+            }
+            return Ok(());
         }
-        return Ok(());
-    }
+    };
+    let Some(domain) = domain? else { return Ok(()) };
     let config = HostConfig::load(&asked.config)
         .with_context(|| format!("the domain {} wants devices of the pod", asked.domain))?;
     let hook = Hook {
@@ -121,7 +137,8 @@ pub(crate) fn libvirt_hook(asked: &LibvirtHook) -> Result<()> {
 
 /// Has a domain followed, by a process that outlives the hook: libvirt waits for this one, and answers nobody meanwhile. When libvirt's daemon
 /// was started anew, the domain may be followed still, which that process finds out.
-fn begin_following(asked: &LibvirtHook, domain: &Domain) -> Result<()> {
+fn begin_following(asked: &LibvirtHook, domain: Option<&Domain>) -> Result<()> {
+    let Some(domain) = domain else { return Ok(()) };
     let instance = domain.instance();
     fs::create_dir_all(&asked.directory)?;
     let path = asked.directory.join(format!("{instance}-follow.log"));
@@ -139,4 +156,29 @@ fn begin_following(asked: &LibvirtHook, domain: &Domain) -> Result<()> {
     // What is told to the hook's group is not for it.
     follow.process_group(0).spawn()?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Hooked {
+        #[command(flatten)]
+        asked: LibvirtHook,
+    }
+
+    #[test]
+    fn a_domain_that_runs_goes_on_whatever_it_says() {
+        let xml = "<domain><name>vm1</name><metadata><wadi:instance xmlns:wadi='urn:wadi:domain:1' priority='high'/></metadata></domain>";
+        let act = |operation| act(&Hooked::parse_from(["hook", "vm1", operation, "begin", "-"]).asked, xml);
+        for operation in ["started", "reconnect", "stopped", "attach"] {
+            act(operation).unwrap();
+        }
+        for operation in ["prepare", "release"] {
+            assert!(act(operation).unwrap_err().to_string().contains("<metadata>"));
+        }
+    }
 }
