@@ -58,10 +58,10 @@ impl Live {
         if root.attribute("id").is_none() {
             return Err("it does not run".to_owned());
         }
-        let line = root.children().find(|it| it.has_tag_name((QEMU, "commandline")));
+        let passed_on = root.children().find(|it| it.has_tag_name((QEMU, "commandline")));
         let mut live = Self {
             emulates: root.attribute("type") == Some("qemu"),
-            without_vectors: line
+            without_vectors: passed_on
                 .is_some_and(|it| it.children().any(|it| it.attribute("value") == Some(NO_VECTORS))),
             ..Self::default()
         };
@@ -85,8 +85,8 @@ impl Live {
 
     /// The first of libvirt's names of disks that none has.
     fn free_target(&self) -> String {
-        // Fewer are taken than there are numbers.
-        (0..).map(disk_name).find(|name| !self.targets.contains(name)).unwrap_or_default()
+        // One of these is free.
+        (0..=self.targets.len()).map(disk_name).find(|name| !self.targets.contains(name)).unwrap_or_default()
     }
 
     /// Refuses a NIC that would not work in a domain that runs this QEMU.
