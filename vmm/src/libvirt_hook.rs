@@ -14,8 +14,8 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use clap::Args;
 use pod_api::client::{CONTROLLER, Credentials, Server};
 use pod_protocol::config::HostConfig;
-use vmm::VmmError;
 use vmm::hook::{Domain, Hook, RELEASE, VMM_GONE};
+use vmm::{Registry, VmmError};
 
 use crate::following;
 
@@ -141,7 +141,7 @@ fn begin_following(asked: &LibvirtHook, domain: Option<&Domain>) -> Result<()> {
     let Some(domain) = domain else { return Ok(()) };
     let instance = domain.instance();
     fs::create_dir_all(&asked.directory)?;
-    let path = asked.directory.join(format!("{instance}-follow.log"));
+    let path = Registry::new(&asked.directory).log_of_following(instance);
     if asked.operation == "started" {
         fs::write(&path, "")?;
     }

@@ -249,11 +249,20 @@ impl Registry {
             .map_err(|source| self.failed(source))
     }
 
+    /// Where is noted what a process says that follows a machine and has nobody to say it to.
+    pub fn log_of_following(&self, name: &str) -> PathBuf {
+        self.beside(name, "-follow.log")
+    }
+
     fn path(&self, name: &str) -> PathBuf {
+        self.beside(name, SUFFIX)
+    }
+
+    fn beside(&self, name: &str, suffix: &str) -> PathBuf {
         // A domain of somebody else may be called anything.
         let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
         let name: String = name.chars().map(plain).collect();
-        self.directory.join(format!("{name}{SUFFIX}"))
+        self.directory.join(format!("{name}{suffix}"))
     }
 
     fn failed(&self, source: io::Error) -> VmmError {
@@ -382,6 +391,14 @@ mod tests {
         registry.add(&run).unwrap();
         registry.add(&RunningVm { origin: Origin::Attached, ..machine("a", own()) }).unwrap();
         assert_eq!(registry.find("a").unwrap(), run);
+    }
+
+    #[test]
+    fn files_of_machines_lie_in_the_directory_whatever_these_are_called() {
+        let registry = Registry::new(Path::new("/run/vm"));
+        let name = "../../etc/a b";
+        assert_eq!(registry.path(name), Path::new("/run/vm/.._.._etc_a_b.vm.json"));
+        assert_eq!(registry.log_of_following(name), Path::new("/run/vm/.._.._etc_a_b-follow.log"));
     }
 
     #[test]
