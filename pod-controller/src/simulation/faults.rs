@@ -2,11 +2,12 @@
 
 use cxl_pool::{EndpointId, HostId, Role};
 use pod_protocol::objects::{Object, Priority};
-use pod_protocol::reports::Report;
+use pod_protocol::reports::{DeviceReport, Report};
 use pod_state::model::{MIB, relieve};
 use pod_state::{Command, DeviceId, Groups, NicWish, State, Volume};
 
 use super::happening::Happening;
+use super::kinds::Kind;
 use super::physical::Physical;
 use super::random::Random;
 
@@ -63,24 +64,28 @@ impl Around<'_> {
     pub(crate) fn fault(&mut self, Fault { kind, whom: id, away_us: away }: Fault) {
         match kind {
             0 | 1 => {
+                self.note(Kind::Died, |physical| physical.daemons[&id].alive);
                 self.physical.kill(id);
                 self.physical.schedule(away, Happening::Starts(id));
             }
             2 => {
+                self.note(Kind::Left, |physical| physical.daemons[&id].alive);
                 self.physical.kill(id);
                 if let Some(daemon) = self.physical.daemons.get_mut(&id) {
                     daemon.left = true;
                 }
                 self.physical.schedule(away, Happening::Starts(id));
             }
-            3 | 4 => self.physical.freeze(id, away),
+            3 | 4 => self.freeze(id, away),
             // Long enough to be taken for dead, and short enough to act before it looks at its fence.
             5 | 6 => {
                 let away = self.dice.between(190_000, 300_000);
-                self.physical.freeze(id, away);
+                self.freeze(id, away);
             }
             7 => {
                 // The power of a host fails.
+                let of_host = ROLES.map(|role| EndpointId::new(id.host, role));
+                self.note(Kind::PowerFailed, |it| of_host.iter().any(|id| it.daemons[id].alive));
                 for role in ROLES {
                     self.physical.kill(EndpointId::new(id.host, role));
                 }
@@ -92,6 +97,10 @@ impl Around<'_> {
             }
             8..=11 => {
                 if let Some((host, nic)) = self.random_nic() {
+                    self.note(Kind::LinkDown, |physical| {
+                        let device = physical.devices.get(&host).and_then(|devices| devices.get(&nic));
+                        matches!(device, Some(DeviceReport::Nic { up: true, .. }))
+                    });
                     self.physical.set_link(host, &nic, false);
                     self.physical.schedule(away, Happening::Mended(host, nic));
                 }
@@ -101,6 +110,7 @@ impl Around<'_> {
                     && self.physical.failed.insert((host, nic.clone()))
                 {
                     let backend = EndpointId::new(host, Role::NetBackend);
+                    self.note(Kind::NicFailed, |physical| physical.is_heard(backend));
                     let reason = "its driver says so".to_owned();
                     self.physical.report(backend, Report::DeviceFailed { device: nic.clone(), reason });
                     self.physical.schedule(away, Happening::Mended(host, nic));
@@ -109,6 +119,17 @@ impl Around<'_> {
             13 => self.replica_report(),
             _ => {}
         }
+    }
+
+    /// Counts a fault that is about to be, if it is going to hit anybody.
+    fn note(&mut self, kind: Kind, hits: impl FnOnce(&Physical) -> bool) {
+        let happens = hits(self.physical);
+        self.physical.seen.faults.note(kind, happens);
+    }
+
+    fn freeze(&mut self, id: EndpointId, away_us: u64) {
+        self.note(Kind::Froze, |physical| physical.daemons[&id].is_running());
+        self.physical.freeze(id, away_us);
     }
 
     /// A frontend of a mirrored volume says that a replica failed, or is in line again.
@@ -137,6 +158,7 @@ impl Around<'_> {
             })
             .collect();
         if let Some(report) = Random::new(pick).pick(&reports).cloned() {
+            self.note(Kind::ReplicaChanged, |physical| physical.is_heard(id));
             self.physical.report(id, report);
         }
     }

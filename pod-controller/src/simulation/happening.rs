@@ -6,6 +6,7 @@ use pod_protocol::reports::{Join, Report};
 use pod_state::State;
 
 use super::daemon::{Mail, newest};
+use super::kinds::Kind;
 use super::physical::Physical;
 use super::port::{Event, Port};
 
@@ -140,7 +141,11 @@ impl Physical {
     pub(crate) fn fence(&mut self, endpoint: EndpointId, meant: u64) {
         let fences = self.fences.entry(endpoint).or_default();
         fences.insert(meant, newest(fences) + 1);
-        let incarnation = self.daemons[&endpoint].incarnation;
+        let daemon = &self.daemons[&endpoint];
+        let (incarnation, clock) = (daemon.incarnation, daemon.clock_permille);
+        let meets = daemon.alive && incarnation == meant;
+        self.seen.faults.note(Kind::FencedSlow, meets && clock < 1000);
+        self.seen.faults.note(Kind::FencedFast, meets && clock > 1000);
         // It looked a moment ago, and either hears the bell or goes on for as long as its clock lets it.
         let looked = self.random.below(10_000);
         let now = self.now_us;

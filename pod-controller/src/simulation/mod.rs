@@ -9,6 +9,7 @@ mod daemon;
 pub(crate) mod faults;
 mod happening;
 mod holders;
+mod kinds;
 mod lines;
 pub(crate) mod physical;
 mod pod;

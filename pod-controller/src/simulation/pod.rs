@@ -12,6 +12,7 @@ use pod_state::{Command, Options, Purpose, State};
 use super::Broken;
 use super::faults::{Around, FAULTS};
 use super::happening::Happening;
+use super::kinds::Kind;
 use super::lines::Lines;
 use super::physical::{FENCE_US, Physical, STARTED_WITHIN_US};
 use super::random::Random;
@@ -47,6 +48,10 @@ pub(super) struct Size {
     pub(super) doublings_max: u32,
     /// A fault about every so many slices.
     pub(super) fault_every: u64,
+    /// Of faults of the controller, one in so many kills it; one at a commit does twice as often.
+    pub(super) crash_every: u64,
+    /// How long there is no controller then, at most.
+    pub(super) orphaned_us: u64,
     /// So many volumes and instances are asked for before anything goes wrong.
     pub(super) filled: u64,
     /// Wishes about every so many slices.
@@ -144,6 +149,7 @@ impl Pod {
         self.alternatives_are_used()?;
         self.disks_wait_for_nobody()?;
         self.wind_down()?;
+        self.every_step_was_checked()?;
         self.world().physical.lines.as_ref().map_or(Ok(()), Lines::are_whole)
     }
 
@@ -195,10 +201,10 @@ impl Pod {
     fn fault(&mut self) {
         let fault = self.around().draw_fault(FAULTS + 2);
         match fault.kind {
-            FAULTS if self.may_crash() && self.dice.once_in(8) => self.crash_controller(),
+            FAULTS if self.may_crash() && self.dice.once_in(self.size.crash_every) => self.crash_controller(),
             FAULTS => {}
             kind if kind > FAULTS => {
-                if self.may_crash() && self.dice.once_in(4) {
+                if self.may_crash() && self.dice.once_in(self.size.crash_every / 2) {
                     let after = self.dice.once_in(2);
                     if let Some(conductor) = &mut self.conductor {
                         conductor.world.crash_at_commit = Some(after);
@@ -220,6 +226,7 @@ impl Pod {
     fn start_controller(&mut self) {
         let Some(mut world) = self.orphan.take() else { return };
         self.term += 1;
+        world.physical.seen.faults.note(Kind::TookOver, self.term > 1);
         let state = world.recover(self.term);
         let fence = Duration::from_micros(FENCE_DELAY_US);
         let hasty = self.broken == Some(Broken::DoesNotWaitForFences);
@@ -256,7 +263,8 @@ impl Pod {
                 self.promised.remove(&name);
             }
         }
-        let after = self.dice.below(1_000_000);
+        self.world().physical.seen.faults.note(Kind::ControllerDied, true);
+        let after = self.dice.below(self.size.orphaned_us);
         self.world().physical.schedule(after, Happening::ControllerStarts);
     }
 
@@ -361,6 +369,16 @@ impl Pod {
             }
         }
         Ok(())
+    }
+
+    /// What commands touched was looked at after every one that is in the state.
+    fn every_step_was_checked(&self) -> Result<(), String> {
+        match &self.conductor {
+            Some(it) if self.broken.is_none() && it.world.checked != it.state.index => {
+                Err(format!("of {} commands {} were checked", it.state.index, it.world.checked))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// What was answered is there, whatever became of the controller that answered.

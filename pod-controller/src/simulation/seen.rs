@@ -1,5 +1,7 @@
 //! How much of what may happen did.
 
+use super::kinds::Faults;
+
 /// What the network did, and the controller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Seen {
@@ -15,6 +17,8 @@ pub(crate) struct Seen {
     pub(crate) given: u64,
     /// Of them, those where another host had one before.
     pub(crate) given_on: u64,
+    /// What went wrong otherwise.
+    pub(crate) faults: Faults,
 }
 
 impl Seen {
@@ -26,5 +30,6 @@ impl Seen {
         self.late += more.late;
         self.given += more.given;
         self.given_on += more.given_on;
+        self.faults.add(more.faults);
     }
 }

@@ -8,6 +8,7 @@ use pod_protocol::objects::{NicObject, Object};
 use super::Broken;
 use super::daemon::Mail;
 use super::happening::Grant;
+use super::kinds::Kind;
 use super::physical::{Physical, Seen};
 use super::pod::{Pod, Size};
 use super::random::Random;
@@ -21,6 +22,8 @@ const SMALL: Size = Size {
     slice_us: 500,
     doublings_max: 8,
     fault_every: 60,
+    crash_every: 8,
+    orphaned_us: 1_000_000,
     filled: 0,
     wish_every: 20,
     wishes: 1,
@@ -37,6 +40,9 @@ const LARGE: Size = Size {
     slice_us: 2000,
     doublings_max: 8,
     fault_every: 5,
+    // A second is to see several controllers.
+    crash_every: 2,
+    orphaned_us: 100_000,
     filled: 2400,
     wish_every: 5,
     wishes: 16,
@@ -78,6 +84,14 @@ fn the_network_is_bad(seen: Seen) {
     assert!(seen.late > 0, "no answer is late: {seen:?}");
 }
 
+/// A world without some fault would show nothing about it.
+fn every_kind_happened(seen: Seen) {
+    // One seed that is run again need not have all.
+    if number("WADI_SIMULATION_SEED").is_none() {
+        assert_eq!(seen.faults.missing(), [], "these faults never happened: {seen:?}");
+    }
+}
+
 #[test]
 fn small_pods_survive_whatever_happens() {
     let seeds = match number("WADI_SIMULATION_SEED") {
@@ -98,6 +112,7 @@ fn small_pods_survive_whatever_happens() {
     }
     println!("{all:?}");
     the_network_is_bad(all);
+    every_kind_happened(all);
     assert!(all.given_on > all.given / 20, "few regions are given on to another host: {all:?}");
 }
 
@@ -107,11 +122,13 @@ fn large_pods_survive_whatever_happens() {
         Some(seed) => seed..seed + 1,
         None => 0..number("WADI_ROUNDS").unwrap_or(1).max(1).div_ceil(20),
     };
+    let mut all = Seen::default();
     for seed in seeds {
         match outcome(seed, LARGE, None) {
             Ok((instances, seen)) => {
                 println!("{instances} instances, {seen:?}");
                 the_network_is_bad(seen);
+                all.add(seen);
                 assert!(instances > 2000, "seed {seed}: there were {instances} instances at most");
             }
             Err(what) => panic!(
@@ -120,6 +137,15 @@ fn large_pods_survive_whatever_happens() {
             ),
         }
     }
+    every_kind_happened(all);
+}
+
+/// Whoever counts faults that never were would miss that one is switched off.
+#[test]
+fn faults_that_do_not_happen_are_not_counted() {
+    let quiet = Size { fault_every: u64::MAX, seconds: 2, ..SMALL };
+    let (_, seen) = outcome(1, quiet, None).expect("nothing goes wrong");
+    assert_eq!(seen.faults.missing(), Kind::ALL, "{seen:?}");
 }
 
 /// A simulation that finds nothing may be blind: each of these must be seen within a few seeds.

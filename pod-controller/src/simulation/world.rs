@@ -14,6 +14,7 @@ use pod_state::{Command, Effect, Refusal, Regions, State};
 
 use super::Broken;
 use super::happening::Happening;
+use super::kinds::Kind;
 use super::physical::Physical;
 use super::port::{Event, Port};
 use crate::controller::Sample;
@@ -40,6 +41,8 @@ pub(super) struct Simulated {
     // Of all lives.
     snapshot: Vec<u8>,
     log: Vec<Command>,
+    /// After how many commands that were kept what they touched was checked.
+    pub(super) checked: u64,
 }
 
 impl Simulated {
@@ -53,6 +56,7 @@ impl Simulated {
             replies: Vec::new(),
             snapshot: serde_json::to_vec(state).expect("a state is JSON"),
             log: Vec::new(),
+            checked: 0,
         }
     }
 
@@ -146,12 +150,15 @@ impl World for Simulated {
         state: &State,
     ) -> Result<(), Crash> {
         check_touched(state);
+        self.checked += commands.len() as u64;
         for effect in effects {
             if let Effect::Clear(ring) = effect {
                 self.physical.clear(ring.start);
             }
         }
         if self.crash_at_commit == Some(false) {
+            self.checked -= commands.len() as u64;
+            self.physical.seen.faults.note(Kind::CommitLost, true);
             return Err(Crash);
         }
         self.log.extend(commands.iter().map(|(_, command)| (*command).clone()));
@@ -159,7 +166,9 @@ impl World for Simulated {
             self.snapshot = serde_json::to_vec(state).expect("a state is JSON");
             self.log.clear();
         }
-        if self.crash_at_commit == Some(true) { Err(Crash) } else { Ok(()) }
+        let dies = self.crash_at_commit == Some(true);
+        self.physical.seen.faults.note(Kind::CommitUntold, dies);
+        if dies { Err(Crash) } else { Ok(()) }
     }
 
     fn publish_regions(&mut self, _version: Version, regions: &Regions, changed: Option<BTreeSet<RegionId>>) {

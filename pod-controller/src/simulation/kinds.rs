@@ -1,0 +1,73 @@
+//! Which kinds of faults really happened: one that was drawn and met nobody is not counted.
+
+/// A kind of fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A daemon that was alive was killed.
+    Died,
+    /// A daemon that was alive left in order.
+    Left,
+    /// A daemon that ran stood still for a while.
+    Froze,
+    /// A host with daemons that were alive lost its power.
+    PowerFailed,
+    /// A link that was up went down.
+    LinkDown,
+    /// A NIC failed, and its backend said so.
+    NicFailed,
+    /// A frontend said that a replica failed, left, or is in line again.
+    ReplicaChanged,
+    /// A daemon whose clock is slow was fenced, so that it acts for longer.
+    FencedSlow,
+    /// A daemon whose clock is fast was fenced.
+    FencedFast,
+    /// A controller was killed.
+    ControllerDied,
+    /// It died before what it had done was kept.
+    CommitLost,
+    /// It died after that, and before it told anybody.
+    CommitUntold,
+    /// Another controller took over, with the next term.
+    TookOver,
+}
+
+impl Kind {
+    pub(crate) const ALL: [Self; 13] = [
+        Self::Died,
+        Self::Left,
+        Self::Froze,
+        Self::PowerFailed,
+        Self::LinkDown,
+        Self::NicFailed,
+        Self::ReplicaChanged,
+        Self::FencedSlow,
+        Self::FencedFast,
+        Self::ControllerDied,
+        Self::CommitLost,
+        Self::CommitUntold,
+        Self::TookOver,
+    ];
+}
+
+/// How often each kind happened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Faults([u64; Kind::ALL.len()]);
+
+impl Faults {
+    /// One happened, if it really did.
+    pub(crate) fn note(&mut self, kind: Kind, happened: bool) {
+        self.0[kind as usize] += u64::from(happened);
+    }
+
+    /// With what happened elsewhere.
+    pub(crate) fn add(&mut self, more: Self) {
+        for (count, more) in self.0.iter_mut().zip(more.0) {
+            *count += more;
+        }
+    }
+
+    /// The kinds that never happened.
+    pub(crate) fn missing(&self) -> Vec<Kind> {
+        Kind::ALL.into_iter().filter(|kind| self.0[*kind as usize] == 0).collect()
+    }
+}
