@@ -4,7 +4,9 @@ use std::cell::RefCell;
 use std::slice;
 use std::sync::{Arc, Mutex};
 
-use vhost_frontend::{Chain, ChainLimits, ChainReader, GuestMemory, Next, Ring, RingParts};
+use vhost_frontend::{
+    Chain, ChainError, ChainLimits, ChainReader, GuestMemory, Next, Ring, RingParts, Segment,
+};
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
@@ -55,16 +57,80 @@ pub(crate) fn with_ring(features: u64, data: &[u8], look: impl FnOnce(&mut Ring)
         features,
         event_index_unknown: false,
         inflight: None,
+        in_order: false,
     });
     ring.set_limits(LIMITS);
     look(&mut ring);
 }
 
-/// One byte of features, then guest memory: sixteen descriptors, and from 0x100 on the available ring.
+/// How many chains are taken at a time.
+const BATCHES: [usize; 4] = [1, 3, 7, SIZE as usize + 1];
+
+/// What was found of a chain: its head, and its parts or what is wrong with it.
+type Found = (u16, Result<(Vec<Segment>, Vec<Segment>), ChainError>);
+
+fn found(chain: &Chain, fault: Option<ChainError>) -> Found {
+    let parts = || (chain.readable().to_vec(), chain.writable().to_vec());
+    (chain.head(), fault.map_or_else(|| Ok(parts()), Err))
+}
+
+/// Batches are what looks for one chain at a time find, up to what breaks the ring, also where a part of each is put back.
+fn batches(features: u64, data: &[u8], batch: usize, puts_back: bool) {
+    let (mut expected, mut broken) = (Vec::new(), None);
+    with_ring(features, data, |ring| {
+        let mut chain = Chain::with_capacity(4);
+        broken = loop {
+            match ring.next_chain(&mut chain) {
+                Ok(Next::Empty) => break None,
+                Ok(Next::Chain) => expected.push(found(&chain, None)),
+                Ok(Next::Malformed(error)) => expected.push(found(&chain, Some(error))),
+                Err(error) => break Some(error),
+            }
+        };
+    });
+    with_ring(features, data, |ring| {
+        let mut chains = vec![Chain::with_capacity(4); batch];
+        let mut taken = Vec::new();
+        let end = loop {
+            let offered = match ring.next_chains(&mut chains) {
+                Ok(0) => break None,
+                Ok(offered) => offered,
+                Err(error) => break Some(error),
+            };
+            // As who finds no room for the rest.
+            let kept = if puts_back { offered.div_ceil(2) } else { offered };
+            for chain in &chains[..kept] {
+                if chain.fault().is_none() {
+                    check(ring, chain);
+                }
+                taken.push(found(chain, chain.fault()));
+            }
+            chains[kept..offered].iter().rev().for_each(|chain| ring.put_back(chain));
+            assert!(taken.len() <= usize::from(SIZE), "the ring never ends");
+        };
+        assert_eq!((&taken, end), (&expected, broken));
+        assert_eq!(ring.is_broken(), broken.is_some());
+        assert_eq!(ring.next_chains(&mut chains), Ok(0), "one that is broken is empty for ever");
+        let used: Vec<(u16, u32)> = (0..).zip(&taken).map(|(written, (head, _))| (*head, written)).collect();
+        assert_eq!(ring.complete_together(&used), Ok(()));
+        for (place, (head, written)) in (0..).zip(&used) {
+            let element: [u32; 2] =
+                ring.memory().read_obj(GuestAddress(USED + 4 + 8 * place)).expect("in memory");
+            assert_eq!(element, [u32::from(*head), *written]);
+        }
+        ring.signal();
+    });
+}
+
+/// One byte of features and of what is done, then guest memory: sixteen descriptors, and from 0x100 on the available ring.
 pub fn chain(data: &[u8]) {
     let mut input = Input(data);
     let choice = input.byte();
     let features = if choice & 1 == 0 { INDIRECT } else { 0 } | if choice & 2 == 0 { 0 } else { EVENT_INDEX };
+    if choice & 32 != 0 {
+        let batch = BATCHES[usize::from(choice >> 6)];
+        return batches(features, input.0, batch, choice & 4 != 0);
+    }
     with_ring(features, input.0, |ring| {
         let mut chain = Chain::with_capacity(4);
         let mut taken = 0;

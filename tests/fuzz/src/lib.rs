@@ -10,6 +10,7 @@ mod control;
 mod guest;
 mod input;
 mod net;
+mod net_channel;
 mod pool;
 
 pub use blk::{blk_chain, blk_message};
@@ -18,13 +19,14 @@ pub use configuration::{configuration, rest};
 pub use control::{control, vcpus};
 pub use guest::chain;
 pub use net::{finish, net_message, scattered, source_guard, switch, tag};
+pub use net_channel::net_channel;
 pub use pool::{regions, superblock};
 
 /// A target.
 pub type Target = fn(&[u8]);
 
 /// Every target, by the name of its corpus.
-pub const TARGETS: [(&str, Target); 16] = [
+pub const TARGETS: [(&str, Target); 17] = [
     ("blk_chain", blk_chain),
     ("blk_message", blk_message),
     ("chain", chain),
@@ -32,6 +34,7 @@ pub const TARGETS: [(&str, Target); 16] = [
     ("control", control),
     ("exchange", exchange),
     ("finish", finish),
+    ("net_channel", net_channel),
     ("net_message", net_message),
     ("regions", regions),
     ("rest", rest),
