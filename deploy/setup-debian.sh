@@ -32,6 +32,7 @@ for_tests=(
   "ethtool:/usr/sbin/ethtool:turns offloads off on the switch port of an AF_XDP NIC"
   "python3-venv:/usr/lib/python3.*/ensurepip/__init__.py:a place of its own for schemathesis, which comes from PyPI"
   "systemd:/usr/bin/systemd-analyze:checks the units that the package brings"
+  "systemd-container:/usr/bin/systemd-nspawn:boots a host from the package, with what its units forbid"
   "chromium-headless-shell:/usr/bin/chromium-headless-shell:looks at the controller's page (100 MB)"
   "etcd-server:/usr/bin/etcd:keeps a controller's state (30 MB)"
   "prometheus:/usr/bin/promtool:checks metrics, and alert rules against what they are for (95 MB)"

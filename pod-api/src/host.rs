@@ -179,6 +179,9 @@ pub enum DeviceKind {
         reserved_bytes_per_second: u64,
         /// Its logical block.
         block_bytes: u32,
+        /// What a discard has to be a multiple of, with its offset, to have any effect; absent if it is not known.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        discard_granularity_bytes: Option<u32>,
         /// The names of volumes that were found on it and that are nobody's; it is not used until they are adopted.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         strangers: Vec<String>,

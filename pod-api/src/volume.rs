@@ -49,6 +49,9 @@ pub struct Volume {
     /// How much of the SSD it may use.
     #[serde(default)]
     pub qos: VolumeQos,
+    /// Whether guests only read it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub read_only: bool,
     /// The instance that has leased it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance: Option<String>,
@@ -146,7 +149,7 @@ impl From<VolumeQos> for Qos {
     }
 }
 
-/// Changes a volume; what is left out stays. It may be in use.
+/// Changes a volume; what is left out stays. It may be in use, but for `read_only`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ChangeVolume {
@@ -161,6 +164,9 @@ pub struct ChangeVolume {
     /// says so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub groups: Option<VolumeGroups>,
+    /// Whether guests only read it from now on: no instance may use it when that changes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_only: Option<bool>,
 }
 
 /// The groups that a volume is to be in. What is left out, it is in none of.

@@ -9,9 +9,12 @@ mod handle;
 pub(crate) mod inbox;
 mod keeper;
 mod links;
+#[cfg(test)]
+mod listener;
 mod load;
 mod pool_world;
 mod region_table;
+mod telling;
 mod terms;
 pub(crate) mod world;
 
@@ -37,7 +40,7 @@ pub(crate) use keeper::Keeper;
 use pool_world::PoolWorld;
 pub use region_table::RegionTable;
 pub(crate) use terms::SeenTerms;
-pub use world::World;
+pub use world::{Meanwhile, World};
 
 /// How long the thread sleeps at most; it is woken before when there is something to do.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
@@ -127,7 +130,7 @@ impl<M: Memory> Tenure<M> {
             Delays { fence: config.fence_wait(), blk_grace: config.blk_grace(), drain: config.drain() };
         let policies = (delays, config.link_policy(), config.balance_policy());
         let mut conductor = Conductor::new(world, state, recovered.term, policies);
-        conductor.resume(begun)?;
+        conductor.resume(begun, Instant::now())?;
         Ok(Self { conductor, cautious_until: cautious.map(|wait| Instant::now() + wait), detect })
     }
 

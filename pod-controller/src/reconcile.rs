@@ -98,8 +98,7 @@ impl<Ticket: Copy + Ord> Reconciler<Ticket> {
             let held = if is_backend(endpoint) {
                 BTreeSet::new()
             } else {
-                let changing = changing.get_or_insert_with(|| self.changing(state));
-                self.held(state, endpoint, changing)
+                self.held(state, endpoint, &mut changing)
             };
             let Some(remote) = self.remotes.get_mut(&endpoint) else { continue };
             if !is_backend(endpoint) {
@@ -141,11 +140,20 @@ impl<Ticket: Copy + Ord> Reconciler<Ticket> {
     }
 
     /// What an endpoint should have, does not have yet, and must not be told yet.
-    fn held(&self, state: &State, endpoint: EndpointId, changing: &BTreeSet<LeaseId>) -> BTreeSet<ObjectId> {
+    ///
+    /// `changing` are the leases that are [changing](Self::changing), once they were asked for. Mostly nobody does: of what is moved from
+    /// one NIC to another the frontend stays.
+    fn held(
+        &self,
+        state: &State,
+        endpoint: EndpointId,
+        changing: &mut Option<BTreeSet<LeaseId>>,
+    ) -> BTreeSet<ObjectId> {
         let missing = self.remotes.get(&endpoint).into_iter().flat_map(Remote::missing);
         let held = missing.filter(|(_, object)| {
-            let waits_for_others = lease_served(object).is_some_and(|lease| changing.contains(&lease))
-                && self.is_first_to_serve(endpoint, object);
+            let new = lease_served(object).filter(|_| self.is_first_to_serve(endpoint, object));
+            let waits_for_others =
+                new.is_some_and(|it| changing.get_or_insert_with(|| self.changing(state)).contains(&it));
             waits_for_others || self.must_wait(state, object)
         });
         held.map(|(id, _)| id.clone()).collect()
@@ -203,10 +211,10 @@ impl<Ticket: Copy + Ord> Reconciler<Ticket> {
     }
 
     /// What was kept is what is there. In a large pod not all of it is looked at each time, which would take as long as there are
-    /// endpoints times leases: a few endpoints are, after every so many turns.
+    /// endpoints times leases: a few endpoints are, after every so many turns, the fewer the more there is of both.
     #[cfg(test)]
     fn check(&self, state: &State) {
-        let parts = self.remotes.len().div_ceil(24).max(1) as u64;
+        let parts = (self.remotes.len() + state.leases.len() / 4).div_ceil(24).max(1) as u64;
         if !state.index.is_multiple_of(parts) {
             return;
         }

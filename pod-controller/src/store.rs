@@ -150,13 +150,14 @@ impl Store {
     }
 
     /// Keeps commands and events for good, together. `first_event` and later ones are kept, older ones forgotten. After what follows
-    /// from the commands is done, [`tidy`](Self::tidy) sees to the log.
+    /// from the commands is done, [`tidy`](Self::tidy) sees to the log. What can be done `meanwhile` is done while the disk writes.
     pub fn commit(
         &mut self,
         commands: &[(u64, &Command)],
         events: &[Event],
         first_event: u64,
         state: &State,
+        meanwhile: Option<&mut dyn FnMut()>,
     ) -> Result<(), StoreError> {
         self.note_written()?;
         // Of what an older version may not know nothing is left in the log.
@@ -167,15 +168,15 @@ impl Store {
         } else {
             None
         };
-        let mut more = self.log;
-        self.database.write(|transaction| {
+        let logged: Vec<&(u64, &Command)> = commands.iter().filter(|_| whole.is_none()).collect();
+        let sealed = logged.iter().map(|(_, command)| self.database.sealed(command));
+        let sealed: Vec<Vec<u8>> = sealed.collect::<Result<_, _>>()?;
+        let write = |transaction: &redb::WriteTransaction| {
             if let Some(whole) = &whole {
                 snapshot::keep_whole(transaction, whole, state.index)?;
             } else {
                 let mut log = transaction.open_table(LOG)?;
-                for (index, command) in commands {
-                    let sealed = seal(command)?;
-                    more.add(sealed.len());
+                for ((index, _), sealed) in logged.iter().zip(&sealed) {
                     log.insert(index, sealed.as_slice())?;
                 }
             }
@@ -185,8 +186,15 @@ impl Store {
             }
             table.retain_in(..first_event, |_, _| false)?;
             Ok(())
-        })?;
-        self.log = more;
+        };
+        // Whoever writes a snapshot takes a core: for one thread more the disk would be reached later.
+        match meanwhile.filter(|_| !self.is_writing()) {
+            Some(meanwhile) => self.database.write_while(write, meanwhile)?,
+            None => self.database.write(write)?,
+        }
+        for one in &sealed {
+            self.log.add(one.len());
+        }
         if let Some(whole) = whole {
             self.begin_log_after(&whole);
         }

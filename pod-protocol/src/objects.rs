@@ -67,8 +67,7 @@ impl Object {
     }
 }
 
-/// The name of an [`Object`] at its endpoint. Ordered so that what others stand on comes first: channels and NICs
-/// before the leases that use them.
+/// The name of an [`Object`] at its endpoint. Ordered so that what others stand on comes first: channels and NICs before the leases that use them.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ObjectId {
@@ -292,8 +291,7 @@ pub enum RegistrationState {
     Standby,
     /// It sends and receives.
     Active,
-    /// It receives what is sent to it alone, and finishes sending what it had begun with the generation it had; what
-    /// comes next goes elsewhere.
+    /// It receives what is sent to it alone, and finishes sending what it had begun with the generation it had; what comes next goes elsewhere.
     Draining,
 }
 
@@ -456,6 +454,9 @@ pub struct DiskObject {
     pub size_bytes: u64,
     /// The disk's logical block.
     pub block_bytes: u32,
+    /// What a discard has to be a multiple of, with its offset, to have any effect, where that is known. It may change in use. Since 1.1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub discard_granularity_bytes: Option<u32>,
     /// Whether writes are refused.
     pub read_only: bool,
     /// Request queues.
@@ -467,8 +468,7 @@ pub struct DiskObject {
     pub ram_area: Option<Area>,
     /// How the owner of the SSD is reached.
     pub route: Route,
-    /// Of a mirrored volume: its replicas, in the order in which reads prefer them; `route` is then the first one's. Of
-    /// any other volume: none.
+    /// Of a mirrored volume: its replicas, in the order in which reads prefer them; `route` is then the first one's. Of any other volume: none.
     #[serde(default)]
     pub replicas: Vec<ReplicaObject>,
     /// Of a striped volume: so many bytes lie in one of the `replicas`, then as many in the next, by their numbers; each

@@ -8,7 +8,7 @@
 //! | version | what it adds |
 //! |---|---|
 //! | 1.0 | the first |
-//! | 1.1 | controllers tell daemons the version of the pod ([`ProtocolObject`](crate::objects::ProtocolObject)), and keep it in their log; an answer says whether a message was refused or not understood; a column of a striped volume moves ([`DiskObject::beside`](crate::objects::DiskObject::beside)); devices may be packed; volumes may be kept apart or together; hosts and devices bear labels; devices are deleted without their hosts; moves in order keep a backup that carries what is reserved; of VMMs is remembered what a frontend's life before said; what an instance's kind promises of volumes ends with the lease; a fabric may have more elements than one board has lines for; SSDs are known by a number that stands on them; hosts look at how congested elements of the fabric are |
+//! | 1.1 | controllers tell daemons the version of the pod ([`ProtocolObject`](crate::objects::ProtocolObject)), and keep it in their log; an answer says whether a message was refused or not understood; a column of a striped volume moves ([`DiskObject::beside`](crate::objects::DiskObject::beside)); devices may be packed; volumes may be kept apart or together; hosts and devices bear labels; devices are deleted without their hosts; moves in order keep a backup that carries what is reserved; of VMMs is remembered what a frontend's life before said; what an instance's kind promises of volumes ends with the lease; a fabric may have more elements than one board has lines for; SSDs are known by a number that stands on them; hosts look at how congested elements of the fabric are; guests are shown what discards their SSDs heed |
 
 use std::fmt;
 
@@ -98,7 +98,8 @@ impl Protocol {
     pub const ENDS_PROMISES: u16 = 1;
     /// The first minor in which controllers look at more before they decide: whether a volume grows over what has yet to be wiped or
     /// adopted, an instance gets two devices of one name, a volume is to lie on an SSD that does not work, moves in order keep NICs apart, a
-    /// backup carries frames of the guest's length, and what a drain waits for goes on at all. All replicas have to decide alike.
+    /// backup carries frames of the guest's length, what a drain waits for goes on at all, and a NIC that is to be empty or is not trusted
+    /// is better than none. All replicas have to decide alike.
     pub const DECIDES_BY_MORE: u16 = 1;
     /// The first minor in which frontends publish sums of what their own instances use of the fabric only, so that it may be as large as
     /// that allows. Controllers of the one before refuse a larger one.
@@ -109,6 +110,12 @@ impl Protocol {
     /// The first minor in which SSDs are known by a number that stands on them, so that one that was replaced is not taken for the one
     /// before. Controllers of the one before go by the name, and all replicas have to decide alike.
     pub const KNOWS_SSDS: u16 = 1;
+    /// The first minor in which guests are shown what discards their SSDs heed. Controllers of the one before do not keep what SSDs say of it,
+    /// and all replicas have to tell frontends the same.
+    pub const SHOWS_DISCARDS: u16 = 1;
+    /// The first minor in which volumes may be read only. Controllers of the one before would overlook that one is to be, and lease it as
+    /// any other.
+    pub const PROTECTS_VOLUMES: u16 = 1;
 
     /// The version of this release's major with another minor.
     #[must_use]

@@ -146,6 +146,9 @@ pub enum DeviceReport {
         size_bytes: u64,
         /// Its logical block.
         block_bytes: u32,
+        /// What a discard has to be a multiple of, with its offset, to have any effect, if the device says so. Since 1.1.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        discard_granularity_bytes: Option<u32>,
         /// The volumes on it, if it can keep a table of them.
         #[serde(default)]
         table: Option<VolumeTable>,

@@ -239,6 +239,7 @@ pub(crate) fn disk(lease: LeaseId) -> Object {
         serial: "data".into(),
         size_bytes: 1 << 20,
         block_bytes: 512,
+        discard_granularity_bytes: None,
         read_only: false,
         queues: 1,
         data_area: Area::new(LineOffset::new(0), LineCount::new(1)),

@@ -153,6 +153,7 @@ mod tests {
             driver: "file".to_owned(),
             size_bytes: 64 * MIB,
             block_bytes: 512,
+            discard_granularity_bytes: None,
             table: Some(table),
             reserved_bytes: MIB,
             identity: None,
@@ -263,6 +264,7 @@ mod tests {
             size_bytes: Some(mib * MIB),
             qos: None,
             groups: None,
+            read_only: None,
         };
         assert_eq!(state.apply(&grow(48)).unwrap_err().kind, RefusalKind::Busy);
         state.apply(&Command::AdoptVolumes { device: device() }).unwrap();

@@ -3,6 +3,7 @@ use pod_api::EventKind;
 use pod_protocol::ids::RegionId;
 
 use super::attachment::Attached;
+use super::change_volume::VolumeChange;
 use super::create::{VolumeWish, Wanted};
 use super::rates::guarantee;
 use super::{
@@ -91,8 +92,14 @@ impl State {
             Command::ReplicaSynced { endpoint, lease, replica, epoch } => {
                 self.replica_synced(*endpoint, *lease, *replica, *epoch, effects);
             }
-            Command::ChangeVolume { name, size_bytes, qos, groups } => {
-                self.change_volume(name, *size_bytes, *qos, groups.as_ref(), effects)?;
+            Command::ChangeVolume { name, size_bytes, qos, groups, read_only } => {
+                let wanted = VolumeChange {
+                    size_bytes: *size_bytes,
+                    qos: *qos,
+                    groups: groups.as_ref(),
+                    read_only: *read_only,
+                };
+                self.change_volume(name, wanted, effects)?;
             }
             Command::DeleteDevice { device, lose_data } => self.delete_device(device, *lose_data, effects)?,
             Command::DeleteVolume { name } => self.delete_volume(name, effects)?,

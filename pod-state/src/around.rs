@@ -28,10 +28,7 @@ impl State {
         let is_served = |lease: &&Lease| self.frontends_of(lease).any(|it| it == frontend);
         // It is found by the instances of its host.
         match self.found().filter(|_| self.instances.is_followed()) {
-            Some(found) => {
-                let ids = self.leases_at(found, frontend).into_iter();
-                ids.filter_map(|it| self.leases.get(&it)).collect()
-            }
+            Some(found) => self.leases_at(found, frontend).collect(),
             None => self.leases.values().filter(is_served).collect(),
         }
     }

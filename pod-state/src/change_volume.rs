@@ -10,14 +10,20 @@ use super::{DeviceId, Effect, Groups, Kind, Refusal, RefusalKind, State, Volume}
 /// The longest time for which a volume may save up its share.
 const BURST_MS_MAX: u32 = 60_000;
 
+/// What somebody wants changed of a volume; what is absent stays.
+pub(super) struct VolumeChange<'a> {
+    pub(super) size_bytes: Option<u64>,
+    pub(super) qos: Option<Qos>,
+    pub(super) groups: Option<&'a Groups>,
+    pub(super) read_only: Option<bool>,
+}
+
 impl State {
-    /// Changes what may change while a volume is in use. Either all of it or nothing.
+    /// Changes a volume, also while it is in use, but for whether guests only read it. Either all of it or nothing.
     pub(super) fn change_volume(
         &mut self,
         name: &str,
-        size_bytes: Option<u64>,
-        qos: Option<Qos>,
-        groups: Option<&Groups>,
+        VolumeChange { size_bytes, qos, groups, read_only }: VolumeChange<'_>,
         effects: &mut Vec<Effect>,
     ) -> Result<(), Refusal> {
         let id = self.volume_named(name).ok_or_else(|| Refusal::not_found("volume", name))?.id;
@@ -33,6 +39,11 @@ impl State {
         }
         let groups = groups.filter(|groups| self.volumes.get(&id).is_some_and(|it| it.groups != **groups));
         groups.map_or(Ok(()), Groups::check)?;
+        let read_only =
+            read_only.filter(|it| self.volumes.get(&id).is_some_and(|volume| volume.read_only != *it));
+        if read_only.is_some() {
+            self.check_unused(id)?;
+        }
         let Some(volume) = self.volumes.get_mut(&id) else { return Ok(()) };
         let mut changes = Vec::new();
         if let Some(size_bytes) = size_bytes.filter(|&size| size != volume.size_bytes) {
@@ -42,6 +53,10 @@ impl State {
         if let Some(qos) = qos.filter(|&qos| qos != volume.qos) {
             volume.qos = qos;
             changes.push(shown(&qos));
+        }
+        if let Some(read_only) = read_only {
+            volume.read_only = read_only;
+            changes.push(if read_only { "guests only read it" } else { "guests may write to it" }.to_owned());
         }
         if let Some(groups) = groups {
             volume.groups.clone_from(groups);
@@ -54,6 +69,33 @@ impl State {
             effects.push(Effect::event(EventKind::VolumeChanged, name, changes.join("; ")));
         }
         Ok(())
+    }
+
+    /// Refuses to change what a guest is told once, when it begins with a disk.
+    fn check_unused(&self, id: VolumeId) -> Result<(), Refusal> {
+        let Some(lease) = self.lease_of_volume(id) else { return Ok(()) };
+        let holder = self.instances.get(&lease.instance).map_or("an instance", |it| it.name.as_str());
+        let detail = format!(
+            "{holder} uses the volume, and a guest is told whether it may write when it begins with a disk: detach it first (podctl \
+             instances detach {holder} {})",
+            lease.device
+        );
+        Err(Refusal::new(RefusalKind::Leased, detail))
+    }
+
+    /// Has guests write to volumes again that they only read, since not all of the pod knows of such volumes. Whoever uses one goes on only
+    /// reading it.
+    pub(super) fn forget_protection(&mut self, effects: &mut Vec<Effect>) {
+        let protected = self.volumes.values().filter(|it| it.read_only);
+        let protected: Vec<VolumeId> = protected.map(|it| it.id).collect();
+        for volume in protected {
+            let Some(volume) = self.volumes.get_mut(&volume) else { continue };
+            volume.read_only = false;
+            if !volume.deleted {
+                let message = "it is not read only any more, since not all of the pod knows of such volumes";
+                effects.push(Effect::event(EventKind::VolumeChanged, volume.name.clone(), message));
+            }
+        }
     }
 
     /// Whether the SSDs of a volume can do what it is to be sure of.
@@ -215,6 +257,7 @@ mod tests {
             size_bytes: mib.map(|mib| mib * MIB),
             qos,
             groups: None,
+            read_only: None,
         }
     }
 

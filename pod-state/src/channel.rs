@@ -70,14 +70,18 @@ impl State {
     pub(super) fn drop_channels(&mut self) {
         let frontends: Vec<EndpointId> = self.work().flat_map(|work| &work.frontends).copied().collect();
         for frontend in frontends {
-            let backends: BTreeSet<EndpointId> = self
-                .leases_served_by(frontend)
-                .into_iter()
-                .flat_map(|lease| self.backends_of(lease))
-                .collect();
             let known = self.found().and_then(|found| found.channels.get(&frontend)).into_iter().flatten();
-            let unneeded = known.filter(|(backend, _)| !backends.contains(backend)).map(|(_, id)| *id);
-            for id in unneeded.collect::<Vec<ChannelId>>() {
+            let mut unneeded: Vec<(EndpointId, ChannelId)> = known.map(|(it, id)| (*it, *id)).collect();
+            let served = self.found().into_iter().flat_map(|found| self.leases_at(found, frontend));
+            for backend in served.flat_map(|lease| self.backends_of(lease)) {
+                if let Ok(place) = unneeded.binary_search_by_key(&backend, |it| it.0) {
+                    unneeded.remove(place);
+                    if unneeded.is_empty() {
+                        break;
+                    }
+                }
+            }
+            for (_, id) in unneeded {
                 let rings = self.channels.remove(&id).and_then(|channel| channel.rings);
                 for region in rings.iter().flat_map(|rings| [rings.to_backend, rings.to_frontend]) {
                     self.regions.retire(region);

@@ -240,7 +240,7 @@ pub enum Command {
         /// The epoch in which that holds.
         epoch: u64,
     },
-    /// Somebody wants a volume to be larger, to have another share of its SSD, or to be in other groups.
+    /// Somebody wants a volume to be larger, to have another share of its SSD, to be in other groups, or to be read only.
     ChangeVolume {
         /// Its name.
         name: String,
@@ -251,6 +251,9 @@ pub enum Command {
         /// The groups that it is to be in, as a whole.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         groups: Option<Groups>,
+        /// Whether guests only read it from now on.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        read_only: Option<bool>,
     },
     /// A device that its host does not have any more will not come back.
     DeleteDevice {

@@ -319,7 +319,7 @@ impl State {
             }
             let volume =
                 self.volume_named(volume_name).ok_or_else(|| Refusal::not_found("volume", volume_name))?;
-            let id = volume.id;
+            let (id, read_only) = (volume.id, volume.read_only);
             if let Some(lease) = self.lease_of_volume(id) {
                 let holder =
                     self.instances.get(&lease.instance).map_or("another instance", |it| it.name.as_str());
@@ -336,8 +336,7 @@ impl State {
             let serial =
                 if volume_name.len() <= SERIAL_BYTES_MAX { volume_name.clone() } else { id.to_string() };
             let queues = self.options.disk_queues;
-            let kind =
-                LeaseKind::Disk { volume: id, serial, queues, read_only: false, clean_for: BTreeMap::new() };
+            let kind = LeaseKind::Disk { volume: id, serial, queues, read_only, clean_for: BTreeMap::new() };
             let lease = self.add_lease(instance, wanted, volume_name.clone(), kind)?;
             if let Some(instance) = self.instances.get_mut(&instance) {
                 instance.disks.push(lease);

@@ -239,6 +239,7 @@ impl State {
             serial: serial.clone(),
             size_bytes: volume.size_bytes,
             block_bytes: self.block_bytes_of(volume)?,
+            discard_granularity_bytes: self.discard_granularity_of(volume),
             read_only: *read_only,
             queues: *queues,
             data_area: self.own_area(lease, frontend)?,
@@ -337,7 +338,8 @@ impl State {
             ssd: replica.device.name.to_string(),
             start_bytes: replica.start_bytes,
             size_bytes: volume.place_bytes(),
-            read_only: *read_only,
+            // Where it has several places the frontend writes, whatever the guest may: it brings one in line, or moves one.
+            read_only: *read_only && volume.places().count() == 1,
             generation: lease.generation,
             channel: self.channel_to_frontend(lease, backend)?.id,
             data_area: self.area(hold.region)?,

@@ -63,6 +63,9 @@ pub enum Kind {
         size_bytes: u64,
         /// Its logical block.
         block_bytes: u32,
+        /// What a discard has to be a multiple of to have any effect; unknown if not said.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        discard_granularity_bytes: Option<u32>,
         /// How many requests per second it can do; unknown if not said.
         #[serde(default)]
         iops: Option<u64>,

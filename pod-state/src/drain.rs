@@ -23,6 +23,14 @@ impl State {
         by_itself || self.drained_hosts.contains(&id.host)
     }
 
+    /// The volumes that stay on an SSD that is to be empty, in the order of their numbers, since no instance uses them: frontends copy.
+    pub fn that_stay_on<'a>(&'a self, id: &'a DeviceId) -> impl Iterator<Item = &'a Volume> {
+        let drained = self.is_drained(id);
+        let volumes = self.volumes.values().filter(move |_| drained);
+        volumes
+            .filter(|it| !it.deleted && it.replica_on(id).is_some() && self.lease_of_volume(it.id).is_none())
+    }
+
     /// Whether a host is to be empty.
     pub fn is_drained_host(&self, host: HostId) -> bool {
         self.drained_hosts.contains(&host)
@@ -92,9 +100,10 @@ impl State {
     }
 
     /// Whether a volume is being moved, and will arrive: one that nobody uses any more is copied by nobody, and an SSD that is lost gets
-    /// nothing.
+    /// nothing. What becomes of its other places does not matter.
     fn goes_on_moving(&self, volume: &Volume) -> bool {
-        let mut coming = volume.places().filter(|place| place.stale && !place.leaving);
+        let coming = volume.replicas.iter().filter(|place| place.replaces.is_some()).chain(&volume.beside);
+        let mut coming = coming.filter(|place| place.stale && !place.leaving);
         let may_arrive =
             self.lease_of_volume(volume.id).is_some() && !coming.any(|place| self.is_lost(&place.device));
         volume.is_moving() && (may_arrive || !self.decides_by_more())

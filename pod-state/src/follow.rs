@@ -167,7 +167,9 @@ impl State {
             if let Some(old) = old.row()
                 && now.is_none_or(|now| (now.host, now.incoming) != (old.host, old.incoming))
             {
-                [Some(old.host), old.incoming].into_iter().flatten().for_each(|host| work.frontends_at(host));
+                for role in [Role::NetFrontend, Role::BlkFrontend] {
+                    work.frontends_at(old, role);
+                }
             }
         }
         for (id, old) in &leases {
@@ -184,8 +186,7 @@ impl State {
                 && (!same_devices(Some(old), now) || now.map(moves) != Some(moves(old)))
                 && let Some(instance) = self.instances.get(&old.instance)
             {
-                work.frontends_at(instance.host);
-                instance.incoming.into_iter().for_each(|host| work.frontends_at(host));
+                work.frontends_at(instance, old.kind.frontend_role());
             }
         }
         for id in volumes.keys() {
@@ -384,11 +385,21 @@ impl State {
     }
 
     /// The leases that a frontend serves, or will.
-    pub(super) fn leases_at(&self, found: &Found, frontend: EndpointId) -> Vec<LeaseId> {
+    pub(super) fn leases_at(&self, found: &Found, frontend: EndpointId) -> impl Iterator<Item = &Lease> {
         let instances = found.at_host.get(&frontend.host).into_iter().flatten();
         let instances = instances.filter_map(|id| self.instances.get(id));
-        let leases = instances.flat_map(|instance| self.leases_of(instance));
-        leases.filter(|lease| self.frontends_of(lease).any(|it| it == frontend)).map(|it| it.id).collect()
+        let served = instances.flat_map(move |instance| {
+            let (is_here, is_coming) =
+                (instance.host == frontend.host, instance.incoming == Some(frontend.host));
+            let devices: &[LeaseId] = match frontend.role {
+                Role::NetFrontend => &instance.nics,
+                Role::BlkFrontend => &instance.disks,
+                _ => &[],
+            };
+            let leases = devices.iter().filter_map(|id| self.leases.get(id));
+            leases.filter(move |lease| is_here || is_coming && lease.incoming.is_some())
+        });
+        served.inspect(move |lease| debug_assert!(self.frontends_of(lease).any(|it| it == frontend)))
     }
 }
 

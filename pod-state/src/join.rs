@@ -209,6 +209,7 @@ impl State {
                 driver,
                 size_bytes,
                 block_bytes,
+                discard_granularity_bytes,
                 table,
                 reserved_bytes,
                 iops,
@@ -220,6 +221,7 @@ impl State {
                 Kind::Ssd {
                     size_bytes: *size_bytes,
                     block_bytes: *block_bytes,
+                    discard_granularity_bytes: discard_granularity_bytes.filter(|_| self.shows_discards()),
                     iops: *iops,
                     bytes_per_second: *bytes_per_second,
                     reserved_bytes: *reserved_bytes,

@@ -8,6 +8,7 @@ use smol_str::SmolStr;
 
 use super::alike::Alike;
 use super::at_hosts::AtHosts;
+use super::nic_order::{Order, Standing};
 use super::nic_policy::promises;
 use super::{Device, DeviceId, Filling, Kind, Lease, LeaseKind, State};
 
@@ -26,60 +27,6 @@ pub struct Loads {
     at_hosts: AtHosts,
 }
 
-/// The NICs that can be given to one more lease now.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Order {
-    /// Those that are not kept for failover, the least loaded ones first.
-    ordinary: Ranked,
-    /// Those that are kept for failover, the ones that least leans on first.
-    backups: Ranked,
-}
-
-/// By how much is on them. Those that are alike are together: of them those of certain hosts are sought.
-type Ranked = BTreeMap<Rank, Alike>;
-
-/// How much is on a NIC, to compare with others of its sort.
-type Rank = (u64, u32);
-
-/// Where a NIC stands, if it can be given to one more lease now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Standing {
-    Ordinary(Rank),
-    Backup(Rank),
-}
-
-impl Order {
-    fn insert(&mut self, id: DeviceId, standing: Option<Standing>) {
-        match standing {
-            None => {}
-            Some(Standing::Ordinary(rank)) => self.ordinary.entry(rank).or_default().insert(id),
-            Some(Standing::Backup(rank)) => self.backups.entry(rank).or_default().insert(id),
-        }
-    }
-
-    fn remove(&mut self, id: &DeviceId, standing: Option<Standing>) {
-        let (all, rank) = match standing {
-            None => return,
-            Some(Standing::Ordinary(rank)) => (&mut self.ordinary, rank),
-            Some(Standing::Backup(rank)) => (&mut self.backups, rank),
-        };
-        if let Some(alike) = all.get_mut(&rank) {
-            alike.remove(id);
-            if alike.is_empty() {
-                all.remove(&rank);
-            }
-        }
-    }
-
-    /// A NIC stands elsewhere than it did.
-    fn change(&mut self, id: &DeviceId, before: Option<Standing>, now: Option<Standing>) {
-        if before != now {
-            self.remove(id, before);
-            self.insert(id.clone(), now);
-        }
-    }
-}
-
 /// A NIC, and what leans on it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NicLoad {
@@ -95,7 +42,9 @@ pub struct NicLoad {
     pub backup: bool,
     /// The link aggregation group that it is in.
     pub lag: Option<String>,
-    /// Whether it can be given to somebody now.
+    /// Whether it works.
+    pub up: bool,
+    /// Whether it can be given to somebody now: it works, is trusted, and is not to be empty.
     pub usable: bool,
     /// How many leases use it.
     pub leases: u32,
@@ -196,12 +145,13 @@ impl NicLoad {
     }
 
     fn rank(&self) -> Option<Standing> {
-        self.takes_more().then(|| {
-            if self.backup {
-                Standing::Backup((self.backup_load(), self.standby_leases))
-            } else {
-                Standing::Ordinary((self.load(), 0))
-            }
+        if !self.takes_more() {
+            return (self.up && !self.is_crowded()).then_some(Standing::Reluctant);
+        }
+        Some(if self.backup {
+            Standing::Backup((self.backup_load(), self.standby_leases))
+        } else {
+            Standing::Ordinary((self.load(), 0))
         })
     }
 
@@ -280,6 +230,7 @@ impl State {
             features,
             backup,
             lag: lag.clone(),
+            up: self.is_up(id),
             usable: self.is_usable(id),
             leases_max: self.options.nic_leases_max,
             ..NicLoad::default()
@@ -368,6 +319,11 @@ impl Loads {
         self.order.backups.values().flat_map(Alike::iter).filter_map(|id| Some((id, self.nics.get(id)?)))
     }
 
+    /// The NICs that work, and are to be empty or are not trusted: for who has nothing else.
+    pub(super) fn reluctant(&self) -> impl Iterator<Item = (&DeviceId, &NicLoad)> {
+        self.order.reluctant.iter().filter_map(|id| Some((id, self.nics.get(id)?)))
+    }
+
     /// Of the ordinary NICs than which none is less loaded, those of these hosts.
     pub(super) fn least_loaded_of(&self, hosts: &[HostId]) -> impl Iterator<Item = (&DeviceId, &NicLoad)> {
         let alike = self.order.ordinary.values().next();
@@ -402,7 +358,7 @@ impl Loads {
         self.change(lease, true);
     }
 
-    /// A lease goes, or is about to change. Returns whether there is a NIC for one more lease that was for none before.
+    /// A lease goes, or is about to change. Returns whether there is a NIC for one more lease that was for none before, if only in need.
     pub fn forget(&mut self, lease: &Lease) -> bool {
         self.change(lease, false)
     }
@@ -412,9 +368,9 @@ impl Loads {
         let group = self.others_of_group(lease);
         for (nic, change) in changes(lease, &group) {
             if let Some(load) = self.nics.get_mut(nic) {
-                let (stood, took, before) = (load.rank(), load.takes_more(), load.load());
+                let (stood, before) = (load.rank(), load.load());
                 change.apply(load, comes);
-                opens |= !took && load.takes_more();
+                opens |= stood.is_none() && load.rank().is_some();
                 self.order.change(nic, stood, load.rank());
                 self.at_hosts.change(nic, Some(before), Some(load.load()));
             }

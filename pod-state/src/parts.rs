@@ -66,28 +66,34 @@ impl Part {
         }
     }
 
-    /// Which of these objects are of it.
-    fn among(&self, objects: &Objects) -> Vec<ObjectId> {
+    /// Which of these objects are of it, at an endpoint with this role.
+    fn among(&self, objects: &Objects, role: Role) -> Vec<ObjectId> {
         let mut ids = match self {
             Self::Channel(id) => vec![ObjectId::Channel(*id)],
-            Self::Device(name) => vec![ObjectId::Nic(name.clone()), ObjectId::Table(name.clone())],
-            Self::Lease(id) => {
-                vec![ObjectId::Port(*id), ObjectId::Disk(*id), ObjectId::Mchannel(*id)]
-            }
+            Self::Device(name) => match role {
+                Role::NetBackend => vec![ObjectId::Nic(name.clone())],
+                Role::BlkBackend => vec![ObjectId::Table(name.clone())],
+                _ => Vec::new(),
+            },
+            Self::Lease(lease) => match role {
+                Role::NetFrontend => vec![ObjectId::Port(*lease), ObjectId::Mchannel(*lease)],
+                Role::BlkFrontend => vec![ObjectId::Disk(*lease), ObjectId::Mchannel(*lease)],
+                Role::NetBackend => {
+                    let first = ObjectId::Registration { lease: *lease, nic: String::new() };
+                    let all = objects.range(first..).map(|(id, _)| id);
+                    let is_its = |id: &&ObjectId| matches!(id, ObjectId::Registration { lease: it, .. } if it == lease);
+                    return all.take_while(is_its).cloned().collect();
+                }
+                Role::BlkBackend => {
+                    let places = PlaceId::all(*lease);
+                    let places = ObjectId::Volume(*places.start())..=ObjectId::Volume(*places.end());
+                    return objects.range(places).map(|(id, _)| id.clone()).collect();
+                }
+                Role::Agent => Vec::new(),
+            },
             Self::Fabric => vec![ObjectId::Fabric],
         };
         ids.retain(|id| objects.contains_key(id));
-        if let Self::Lease(lease) = self {
-            let places = PlaceId::all(*lease);
-            let places = ObjectId::Volume(*places.start())..=ObjectId::Volume(*places.end());
-            ids.extend(objects.range(places).map(|(id, _)| id.clone()));
-            let first = ObjectId::Registration { lease: *lease, nic: String::new() };
-            let all = objects.range(first..).map(|(id, _)| id);
-            ids.extend(
-                all.take_while(|id| matches!(id, ObjectId::Registration { lease: it, .. } if it == lease))
-                    .cloned(),
-            );
-        }
         ids
     }
 }
@@ -106,7 +112,7 @@ impl State {
     /// Makes a part of what an endpoint should have what it should be now. Returns what is another one than before.
     pub fn renew(&self, id: EndpointId, part: &Part, objects: &mut Objects) -> Vec<ObjectId> {
         let now = self.part(id, part);
-        let mut others = part.among(objects);
+        let mut others = part.among(objects, id.role);
         others.retain(|old| !now.iter().any(|object| object.id() == *old));
         for gone in &others {
             objects.remove(gone);

@@ -217,15 +217,21 @@ impl State {
 
     /// The NIC that a lease moves to if nobody says which: one that can give what the lease is promised, an ordinary one before a
     /// backup, the least loaded one. In order, only
-    /// where what it reserves holds, also when the host there fails; in need, anywhere, but where there is room for it first.
+    /// where what it reserves holds, also when the host there fails; in need, anywhere, but where there is room for it first; and where
+    /// nothing else works, on one that is to be empty or is not trusted, which it leaves as soon as there is another.
     pub(super) fn place_move(&self, loads: &Loads, lease: &Lease, in_order: bool) -> Option<DeviceId> {
         let LeaseKind::Nic { active, standby, mtu, apart, policy, .. } = &lease.kind else { return None };
         let apart = self.hosts_apart(apart.as_deref());
-        let mut best: Option<((bool, bool, bool), &DeviceId)> = None;
+        let mut best: Option<([bool; 4], &DeviceId)> = None;
+        // Of those that are better than none, its own backup is as good as any.
+        let has_one =
+            standby.as_ref().and_then(|id| loads.get(id)).is_some_and(|nic| nic.up && *mtu <= nic.mtu);
+        let in_need = !in_order && !has_one && self.decides_by_more();
+        let reluctant = in_need.then(|| loads.reluctant()).into_iter().flatten();
         // However many lean on its own backup: it is one of them.
         let backup = standby.as_ref().and_then(|id| Some((id, loads.get(id)?)));
         let backup = backup.filter(|(_, nic)| nic.usable && nic.is_crowded());
-        for (id, nic) in loads.ordinary().chain(loads.backups()).chain(backup) {
+        for (id, nic) in loads.ordinary().chain(loads.backups()).chain(backup).chain(reluctant) {
             let has_room = loads.has_room_for(lease, id);
             // Nothing is moved in order to a group or from one; and no NIC of its own group takes over from the others.
             if loads.are_rails(id, active) || in_order && nic.lag.is_some() {
@@ -239,14 +245,14 @@ impl State {
                 continue;
             }
             let breaks = !has_room || close || !nic.can_promise(promises(policy));
-            let rank = (breaks, nic.backup, standby.as_ref() == Some(id));
+            let rank = [!nic.usable, breaks, nic.backup, standby.as_ref() == Some(id)];
             if in_order && !self.keeps_failover(loads, lease, id) {
                 continue;
             }
             if best.as_ref().is_none_or(|(known, _)| rank < *known) {
                 best = Some((rank, id));
             }
-            if rank == (false, false, false) {
+            if rank == [false; 4] {
                 break;
             }
         }

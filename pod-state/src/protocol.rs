@@ -34,6 +34,9 @@ impl State {
             {
                 Err(not_yet("volumes are kept apart or together", Protocol::GROUPS_VOLUMES))
             }
+            Command::ChangeVolume { read_only: Some(true), .. } if minor < Protocol::PROTECTS_VOLUMES => {
+                Err(not_yet("volumes are read only", Protocol::PROTECTS_VOLUMES))
+            }
             Command::SetLabels { of: Labelled::Host | Labelled::Device, .. }
                 if minor < Protocol::LABELS_DEVICES =>
             {
@@ -66,11 +69,22 @@ impl State {
         if !self.knows_ssds() {
             self.forget_identities();
         }
+        if !self.shows_discards() {
+            self.forget_discards();
+        }
+        if self.options.protocol_minor < Protocol::PROTECTS_VOLUMES {
+            self.forget_protection(effects);
+        }
     }
 
     /// Whether SSDs are known by what stands on them. Replicas of 1.0 go by their names.
     pub(super) fn knows_ssds(&self) -> bool {
         self.options.protocol_minor >= Protocol::KNOWS_SSDS
+    }
+
+    /// Whether is known what discards SSDs heed. Replicas of 1.0 do not keep it.
+    pub(super) fn shows_discards(&self) -> bool {
+        self.options.protocol_minor >= Protocol::SHOWS_DISCARDS
     }
 
     /// Whether moves in order keep a backup that carries what is reserved: all replicas have to move leases alike.

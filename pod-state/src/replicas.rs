@@ -271,7 +271,11 @@ impl State {
 
     /// A volume does not have a place any more, which is wiped where that can be done.
     pub(super) fn left(&mut self, id: VolumeId, gone: Replica, effects: &mut Vec<Effect>) {
-        self.is_alone_on(id, gone.device.host);
+        let keeps_table = matches!(
+            self.devices.get(&gone.device).map(|known| &known.kind),
+            Some(Kind::Ssd { keeps_table: true, .. })
+        );
+        self.is_gone_from(id, gone.device.host, keeps_table);
         let Some(volume) = self.volumes.get_mut(&id) else { return };
         volume.epoch += 1;
         if let [only] = volume.replicas.as_mut_slice() {
@@ -279,10 +283,6 @@ impl State {
             only.leaving = false;
         }
         let (name, device) = (volume.name.clone(), gone.device.clone());
-        let keeps_table = matches!(
-            self.devices.get(&device).map(|known| &known.kind),
-            Some(Kind::Ssd { keeps_table: true, .. })
-        );
         if keeps_table {
             volume.former.push(Replica { place: PlaceNumber::FIRST, ..gone });
         }

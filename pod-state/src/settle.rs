@@ -34,6 +34,11 @@ impl State {
         self.fail_over(effects);
         if !self.leases.is_followed() {
             self.follow();
+            if self.decides_by_more() {
+                // One may have fled to a NIC of a group that is to be empty while others of the group are not.
+                self.change_rails();
+                self.follow();
+            }
             self.choose_standbys();
         }
         self.drop_lost_replicas(effects);

@@ -102,7 +102,7 @@ impl Rows {
 
 impl State {
     /// What may be other than when this was asked before; nothing if all may be.
-    fn take_uncopied(&mut self) -> Option<Rows> {
+    pub(super) fn take_uncopied(&mut self) -> Option<Rows> {
         if self.known.0.is_none() {
             self.begin();
         }

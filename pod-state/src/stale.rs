@@ -29,6 +29,15 @@ impl Default for Stale {
 }
 
 impl Stale {
+    /// How many parts may be other ones; none if any may.
+    pub fn parts(&self) -> Option<usize> {
+        let Self::These(these) = self else { return None };
+        these
+            .values()
+            .map(|parts| if let Parts::These(these) = parts { Some(these.len()) } else { None })
+            .sum()
+    }
+
     fn part(&mut self, id: EndpointId, part: Part) {
         if let Self::These(these) = self {
             these.entry(id).or_default().add(part);
@@ -99,6 +108,11 @@ const fn blk_frontend(host: HostId) -> EndpointId {
 }
 
 impl State {
+    /// Who has become stale since somebody [took](Self::take_stale) it, if that is known now.
+    pub fn stale(&self) -> Option<&Stale> {
+        self.found().filter(|_| self.is_followed()).map(|found| &found.stale)
+    }
+
     /// Who has become stale since this was asked last; at first, everybody.
     pub fn take_stale(&mut self) -> Stale {
         if self.known.0.is_none() {
@@ -136,7 +150,7 @@ impl State {
             ends.entry(channel.frontend).or_default().insert(channel.backend);
         }
         for (frontend, backends) in ends {
-            for lease in self.leases_at(found, frontend).iter().filter_map(|id| self.leases.get(id)) {
+            for lease in self.leases_at(found, frontend) {
                 for backend in self.backends_of(lease).filter(|it| backends.contains(it)) {
                     stale.lease_at([frontend, backend], lease.id);
                 }

@@ -145,7 +145,13 @@ mod tests {
         }
         let qos = Some(Qos { iops: Some(101), ..Qos::default() });
         state
-            .apply(&Command::ChangeVolume { name: "wide".to_owned(), size_bytes: None, qos, groups: None })
+            .apply(&Command::ChangeVolume {
+                name: "wide".to_owned(),
+                size_bytes: None,
+                qos,
+                groups: None,
+                read_only: None,
+            })
             .unwrap();
         check(&state);
         for host in [2, 3] {
@@ -235,6 +241,7 @@ mod tests {
             size_bytes: Some(mib * MIB),
             qos: None,
             groups: None,
+            read_only: None,
         };
         assert_eq!(state.apply(&grown(68)).unwrap_err().kind, RefusalKind::NoRoom);
         state.apply(&grown(64)).unwrap();

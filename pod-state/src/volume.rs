@@ -49,6 +49,9 @@ pub struct Volume {
     /// With which others it is to lie, or not to lie.
     #[serde(default, skip_serializing_if = "Groups::is_empty")]
     pub groups: Groups,
+    /// Guests only read it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub read_only: bool,
 }
 
 /// A place where a volume lies.
@@ -102,6 +105,7 @@ impl Volume {
             beside: None,
             labels: Labels::new(),
             groups: Groups::default(),
+            read_only: false,
         }
     }
 
@@ -183,6 +187,8 @@ struct Record {
     labels: Labels,
     #[serde(default)]
     groups: Groups,
+    #[serde(default)]
+    read_only: bool,
 }
 
 impl From<Record> for Volume {
@@ -201,6 +207,7 @@ impl From<Record> for Volume {
             beside,
             labels,
             groups,
+            read_only,
             ..
         } = record;
         if let (Some(device), Some(start_bytes)) = (record.device, record.start_bytes) {
@@ -208,7 +215,19 @@ impl From<Record> for Volume {
         }
         let mut volume = Self::new(id, name, replicas, size_bytes);
         volume.next_number = volume.next_number.max(record.next_number);
-        Self { epoch, qos, promised_iops, deleted, former, stripe_bytes, beside, labels, groups, ..volume }
+        Self {
+            epoch,
+            qos,
+            promised_iops,
+            deleted,
+            former,
+            stripe_bytes,
+            beside,
+            labels,
+            groups,
+            read_only,
+            ..volume
+        }
     }
 }
 

@@ -4,6 +4,9 @@
 //! matter. The engines tell the two apart by a number: the place that was there before is the first, and the one that comes the
 //! second. When one of them is gone, the other one is the first again, in a new generation of the lease: what was sent before to
 //! either of them is refused from then on, so that none of it lands in the other.
+//!
+//! Nor may it where a place comes to a host after another one has left it: both are the first. What was left is wiped before, of which
+//! the backend says that it is done, so it knows by then; but SSDs without a table are not wiped.
 
 use cxl_pool::HostId;
 use pod_protocol::ids::{PlaceNumber, VolumeId};
@@ -57,11 +60,17 @@ impl State {
         Ok(())
     }
 
-    /// Of a volume's places on a host one is gone. If there is another, it is the only one now.
-    pub(super) fn is_alone_on(&mut self, id: VolumeId, host: HostId) {
+    /// Of a volume's places on a host one is gone, which will be wiped or not. If there is another, it is the only one now; and nothing that
+    /// was sent to the one that is gone may land in the next one there.
+    pub(super) fn is_gone_from(&mut self, id: VolumeId, host: HostId, is_wiped: bool) {
+        // Controllers of 1.0 do not mind.
+        let lands_elsewhere = !is_wiped && self.decides_by_more();
         let Some(volume) = self.volumes.get_mut(&id) else { return };
-        let Some(other) = volume.places_mut().find(|place| place.device.host == host) else { return };
-        other.place = PlaceNumber::FIRST;
+        match volume.places_mut().find(|place| place.device.host == host) {
+            Some(other) => other.place = PlaceNumber::FIRST,
+            None if lands_elsewhere => {}
+            None => return,
+        }
         let lease = self.lease_of_volume(id).map(|lease| lease.id);
         if let Some(lease) = lease.and_then(|lease| self.leases.get_mut(&lease)) {
             lease.generation = lease.generation.next();

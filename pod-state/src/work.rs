@@ -5,11 +5,11 @@
 
 use std::collections::BTreeSet;
 
-use cxl_pool::{EndpointId, HostId, Role};
+use cxl_pool::{EndpointId, Role};
 use pod_protocol::ids::{ChannelId, InstanceId, LeaseId, VolumeId};
 
 use super::index::Found;
-use super::{DeviceId, State};
+use super::{DeviceId, Instance, State};
 
 /// See the [module](self).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -45,7 +45,7 @@ impl Work {
             }
         }
         if matches!(id.role, Role::NetFrontend | Role::BlkFrontend) {
-            self.leases.extend(state.leases_at(found, id));
+            self.leases.extend(state.leases_at(found, id).map(|lease| lease.id));
         }
         self.channels.extend(found.channels_of(id));
     }
@@ -116,10 +116,10 @@ impl Work {
         }
     }
 
-    /// The frontends of a host may have channels that no lease needs any more.
-    pub(super) fn frontends_at(&mut self, host: HostId) {
-        let roles = [Role::NetFrontend, Role::BlkFrontend];
-        self.frontends.extend(roles.map(|role| EndpointId::new(host, role)));
+    /// The frontends of an instance with this role may have channels that no lease needs any more.
+    pub(super) fn frontends_at(&mut self, instance: &Instance, role: Role) {
+        let hosts = [Some(instance.host), instance.incoming].into_iter().flatten();
+        self.frontends.extend(hosts.map(|host| EndpointId::new(host, role)));
     }
 
     /// Everything.

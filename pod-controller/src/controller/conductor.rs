@@ -14,6 +14,7 @@ use pod_state::{Command, DeviceId, Effect, Presence, Refusal, Shadow, State};
 
 use super::handle::Sample;
 use super::inbox::{Decided, Inbox, Waiting};
+use super::telling::Told;
 use super::world::World;
 use crate::balance::{BalancePolicy, LoadHistory};
 use crate::link_policy::{LinkHistory, LinkPolicy};
@@ -40,25 +41,27 @@ pub struct Conductor<W: World> {
     pub(crate) world: W,
     pub(crate) state: State,
     term: u64,
-    reconciler: Reconciler<W::Ticket>,
+    pub(super) reconciler: Reconciler<W::Ticket>,
     /// What others see.
-    shadow: Shadow,
+    pub(super) shadow: Shadow,
     /// The lives that were granted, which a join is about.
     granted: BTreeMap<EndpointId, u64>,
     /// When those who are being fenced must have stopped.
-    fences: BTreeMap<EndpointId, (u64, Instant)>,
+    pub(super) fences: BTreeMap<EndpointId, (u64, Instant)>,
     /// Until when storage backends that are away are waited for.
-    graces: BTreeMap<EndpointId, (u64, Instant)>,
+    pub(super) graces: BTreeMap<EndpointId, (u64, Instant)>,
     pub(super) links: LinkHistory,
     pub(super) load: LoadHistory,
     /// Until when leases that were moved receive from the NIC that they left.
     pub(super) drains: BTreeMap<LeaseId, (LeaseGeneration, Instant)>,
     pub(super) delays: Delays,
-    retry_at: Option<Instant>,
+    pub(super) retry_at: Option<Instant>,
     /// When it is looked again what the members of the pod speak.
     protocol_due: Option<Instant>,
     /// Whether something changed that endpoints or viewers have yet to see.
-    stale: bool,
+    pub(super) stale: bool,
+    /// Who was told something that it must not hear before it is kept.
+    pub(super) told_ahead: Option<Told>,
 }
 
 impl<W: World> Conductor<W> {
@@ -85,6 +88,7 @@ impl<W: World> Conductor<W> {
             retry_at: None,
             protocol_due: None,
             stale: true,
+            told_ahead: None,
         }
     }
 
@@ -99,9 +103,9 @@ impl<W: World> Conductor<W> {
     }
 
     /// Finishes what the last life began: whoever it was fencing is fenced again.
-    pub(crate) fn resume(&mut self, effects: Vec<Effect>) -> Result<(), W::Error> {
+    pub(crate) fn resume(&mut self, effects: Vec<Effect>, now: Instant) -> Result<(), W::Error> {
         let mut begun = self.begin(effects);
-        self.keep(&mut begun)?;
+        self.keep(&mut begun, now)?;
         self.publish_regions();
         Ok(())
     }
@@ -127,7 +131,7 @@ impl<W: World> Conductor<W> {
         now: Instant,
     ) -> Result<Option<Instant>, W::Error> {
         let mut decided = self.decide(wishes, now);
-        self.keep(&mut decided)?;
+        self.keep(&mut decided, now)?;
         Ok(self.let_out(decided, now))
     }
 
@@ -137,44 +141,7 @@ impl<W: World> Conductor<W> {
         self.carry_out(inbox)
     }
 
-    /// Commits what was decided. Where that cannot be, this life of the controller is over: it knows more than is kept.
-    pub(crate) fn keep(&mut self, decided: &mut Decided<W>) -> Result<(), W::Error> {
-        if !decided.is_worth_a_commit() {
-            return Ok(());
-        }
-        let commands: Vec<(u64, &Command)> =
-            decided.logged.iter().map(|(index, command)| (*index, command)).collect();
-        self.world.commit(&commands, &decided.effects, &self.state).inspect_err(|error| {
-            for (waiting, _) in std::mem::take(&mut decided.answers) {
-                if let Waiting::Api(reply) = waiting {
-                    self.world.reply_lost(reply, error);
-                }
-            }
-        })
-    }
-
-    /// Lets out what was decided and is kept. Returns when something is due next.
-    pub(crate) fn let_out(&mut self, decided: Decided<W>, now: Instant) -> Option<Instant> {
-        if decided.is_worth_a_commit() {
-            self.stale = true;
-            if decided.regions_changed {
-                self.publish_regions();
-            }
-            for effect in &decided.effects {
-                self.act(effect);
-            }
-        }
-        for (waiting, answer) in decided.answers {
-            self.answer(waiting, answer, now);
-        }
-        self.show(now);
-        self.watch_absent(now);
-        self.watch_drains(now);
-        let dues = self.fences.values().chain(self.graces.values()).map(|(_, due)| *due);
-        dues.chain(self.retry_at).chain(self.next_of_links()).min()
-    }
-
-    fn version(&self) -> Version {
+    pub(super) fn version(&self) -> Version {
         Version { term: self.term, index: self.state.index }
     }
 
@@ -211,7 +178,7 @@ impl<W: World> Conductor<W> {
 
     /// Counts the time for which storage backends are away. A controller that was restarted counts anew: while it was
     /// away it could not see them.
-    fn watch_absent(&mut self, now: Instant) {
+    pub(super) fn watch_absent(&mut self, now: Instant) {
         let awaited: BTreeMap<EndpointId, u64> = self.state.awaited().collect();
         self.graces.retain(|id, (life, _)| awaited.get(id) == Some(life));
         for (id, life) in awaited {
@@ -263,16 +230,9 @@ impl<W: World> Conductor<W> {
             PortEvent::Answered { endpoint, command, result } => {
                 self.hear_answer(endpoint, command, result, now, inbox);
             }
-            PortEvent::Silent { endpoint, .. } => {
-                if self.presence(endpoint) == Some(Presence::Joined) {
-                    inbox.add(Command::Silent { endpoint });
-                }
-            }
-            PortEvent::Back { endpoint } => {
-                if self.presence(endpoint) == Some(Presence::Silent) {
-                    inbox.add(Command::Back { endpoint });
-                }
-            }
+            // What has become of it by then the commands before these decide: it may join, or be fenced, in this turn.
+            PortEvent::Silent { endpoint, .. } => inbox.add(Command::Silent { endpoint }),
+            PortEvent::Back { endpoint } => inbox.add(Command::Back { endpoint }),
             PortEvent::Gone { endpoint } => {
                 self.reconciler.disconnected(endpoint);
                 self.granted.remove(&endpoint);
@@ -280,15 +240,9 @@ impl<W: World> Conductor<W> {
                 self.load.forget(endpoint);
                 self.world.sample(endpoint, None);
                 self.stale = true;
-                if self.presence(endpoint).is_some_and(|presence| !presence.is_over()) {
-                    inbox.add(Command::Gone { endpoint });
-                }
+                inbox.add(Command::Gone { endpoint });
             }
         }
-    }
-
-    fn presence(&self, endpoint: EndpointId) -> Option<Presence> {
-        self.state.endpoints.get(&endpoint).map(|known| known.presence)
     }
 
     fn hear_join(&mut self, endpoint: EndpointId, request: W::Request, join: Join, inbox: &mut Inbox<W>) {
@@ -429,7 +383,7 @@ impl<W: World> Conductor<W> {
         Decided { logged, effects, answers, regions_changed }
     }
 
-    fn act(&mut self, effect: &Effect) {
+    pub(super) fn act(&mut self, effect: &Effect) {
         if let Effect::Fence { endpoint, incarnation } = effect {
             match self.world.fence(*endpoint, *incarnation) {
                 Ok(visible) => {
@@ -446,7 +400,7 @@ impl<W: World> Conductor<W> {
         }
     }
 
-    fn answer(&mut self, waiting: Waiting<W>, answer: Result<(), Refusal>, now: Instant) {
+    pub(super) fn answer(&mut self, waiting: Waiting<W>, answer: Result<(), Refusal>, now: Instant) {
         match waiting {
             Waiting::Nobody | Waiting::Events { .. } => {}
             Waiting::Api(reply) => {
@@ -467,17 +421,7 @@ impl<W: World> Conductor<W> {
             }
         }
     }
-
-    /// Tells endpoints what they should have, and others what is known.
-    fn show(&mut self, now: Instant) {
-        if !std::mem::take(&mut self.stale) {
-            return;
-        }
-        let (version, touched) = (self.version(), self.state.take_stale());
-        let world = &mut self.world;
-        let mut send = |endpoint, command: &pod_protocol::commands::Command| world.send(endpoint, command);
-        self.retry_at = self.reconciler.pump(&self.state, &touched, version, now, &mut send);
-        let shown = self.shadow.of(&mut self.state);
-        self.world.show(shown, &self.reconciler);
-    }
 }
+
+#[cfg(test)]
+mod tests;

@@ -21,17 +21,19 @@ pub(crate) enum Keeper {
 }
 
 impl Keeper {
-    /// Keeps commands and events for good, together. `first_event` and later ones are kept, older ones forgotten.
+    /// Keeps commands and events for good, together. `first_event` and later ones are kept, older ones forgotten. What can be done
+    /// `meanwhile` is done while others are waited for, where that is possible.
     pub(super) fn commit(
         &mut self,
         commands: &[(u64, &Command)],
         events: &[Event],
         first_event: u64,
         state: &State,
+        meanwhile: Option<&mut dyn FnMut()>,
     ) -> Result<(), ControllerError> {
         match self {
-            Self::File(store) => store.commit(commands, events, first_event, state)?,
-            Self::Replicas(proposer) => proposer.commit(commands, events, state)?,
+            Self::File(store) => store.commit(commands, events, first_event, state, meanwhile)?,
+            Self::Replicas(proposer) => proposer.commit(commands, events, state, meanwhile)?,
             Self::Etcd(store) => store.commit(commands, events, state)?,
         }
         Ok(())
@@ -80,7 +82,7 @@ impl Keeper {
     pub(super) fn configured(&mut self, command: &Command, state: &State) -> Result<(), ControllerError> {
         match self {
             Self::File(store) => store.keep_snapshot(state)?,
-            Self::Replicas(proposer) => proposer.commit(&[(state.index, command)], &[], state)?,
+            Self::Replicas(proposer) => proposer.commit(&[(state.index, command)], &[], state, None)?,
             Self::Etcd(store) => store.commit(&[(state.index, command)], &[], state)?,
         }
         Ok(())

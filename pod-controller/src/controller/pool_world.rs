@@ -18,7 +18,7 @@ use super::ControllerError;
 use super::handle::{Reply, Sample, Shared, SubmitError};
 use super::keeper::Keeper;
 use super::region_table::RegionTable;
-use super::world::World;
+use super::world::{Meanwhile, World};
 use crate::balance::{BalancePolicy, LoadPicture};
 use crate::journal::told_of;
 use crate::reconcile::Reconciler;
@@ -74,6 +74,10 @@ impl<M: Memory> World for PoolWorld<M> {
         self.port.send(to, order)
     }
 
+    fn let_hear(&mut self, to: EndpointId) {
+        self.port.let_hear(to);
+    }
+
     fn answer(&mut self, request: JoinRequest, answer: Result<(), String>) {
         self.port.answer(request, answer);
     }
@@ -89,6 +93,7 @@ impl<M: Memory> World for PoolWorld<M> {
         commands: &[(u64, &Command)],
         effects: &[Effect],
         state: &State,
+        meanwhile: Option<Meanwhile<'_, CommandId>>,
     ) -> Result<(), ControllerError> {
         // Whoever has its slot of the pool instead decides instead.
         self.port.check()?;
@@ -104,10 +109,10 @@ impl<M: Memory> World for PoolWorld<M> {
             ring.clear(&self.memory);
         }
         let first = self.shared.journal.first_after(self.unseen.len() + events.len());
-        self.keeper.commit(commands, &events, first, state)?;
-        for event in &events {
-            tracing::info!(subject = event.subject, "{}: {}", event.kind.word(), event.message);
-        }
+        let port = &mut self.port;
+        let mut meanwhile = meanwhile.map(|queue| || queue(&mut |to, order| port.send(to, order)));
+        let meanwhile = meanwhile.as_mut().map(|it| it as &mut dyn FnMut());
+        self.keeper.commit(commands, &events, first, state, meanwhile)?;
         self.unseen.append(&mut events);
         Ok(())
     }
@@ -118,6 +123,10 @@ impl<M: Memory> World for PoolWorld<M> {
     }
 
     fn show(&mut self, state: Arc<State>, reconciler: &Reconciler<CommandId>) {
+        // Whoever is concerned was told: the log can wait, and they could not.
+        for event in &self.unseen {
+            tracing::info!(subject = event.subject, "{}: {}", event.kind.word(), event.message);
+        }
         self.shared.show(Arc::clone(&state), reconciler.waiting(), std::mem::take(&mut self.unseen));
         self.keeper.tidy(&state);
     }

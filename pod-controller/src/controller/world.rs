@@ -15,6 +15,10 @@ use super::handle::Sample;
 use crate::balance::{BalancePolicy, LoadPicture};
 use crate::reconcile::Reconciler;
 
+/// Something that can be done once, by whoever only waits. With what it is given, as with [`World::send`], it queues what endpoints are to be
+/// told; they must not hear of it before what was decided is kept.
+pub type Meanwhile<'a, Ticket> = &'a mut dyn FnMut(&mut dyn FnMut(EndpointId, &Order) -> Ticket);
+
 /// Everything around the [conductor](super::conductor::Conductor).
 pub trait World {
     /// Names an order to an endpoint until it is answered.
@@ -35,18 +39,21 @@ pub trait World {
     }
     /// Lets an endpoint join.
     fn grant(&mut self, endpoint: EndpointId) -> Result<(), PortError>;
-    /// Tells an endpoint to do something.
+    /// Queues something that an endpoint is told to do.
     fn send(&mut self, to: EndpointId, order: &Order) -> Self::Ticket;
+    /// Has an endpoint hear what was queued for it.
+    fn let_hear(&mut self, to: EndpointId);
     /// Answers a join.
     fn answer(&mut self, request: Self::Request, answer: Result<(), String>);
     /// Takes back everything from this life of an endpoint, and nothing from a newer one. Says since when it can be seen there.
     fn fence(&mut self, endpoint: EndpointId, incarnation: u64) -> Result<Instant, PortError>;
-    /// Clears new rings, then keeps commands and events for good.
+    /// Clears new rings, then keeps commands and events for good. There may be something that would take long afterwards.
     fn commit(
         &mut self,
         commands: &[(u64, &Command)],
         effects: &[Effect],
         state: &State,
+        meanwhile: Option<Meanwhile<'_, Self::Ticket>>,
     ) -> Result<(), Self::Error>;
     /// Shows the regions to whoever looks at the pool without a controller.
     /// These may have changed since it was asked to before; without that, all.

@@ -53,6 +53,7 @@ fn joined(state: &mut State, endpoint: EndpointId, incarnation: u64) {
             driver: "null".to_owned(),
             size_bytes: 64 << 20,
             block_bytes: 512,
+            discard_granularity_bytes: None,
             table: None,
             reserved_bytes: 0,
             identity: None,

@@ -63,6 +63,8 @@ async fn answer(
         Question::Submit { command } => match handle.submit(*command).await {
             Ok(()) => Answer::Submitted(Ok(handle.view().state.index)),
             Err(SubmitError::Refused(refusal)) => Answer::Submitted(Err(refusal)),
+            // Nothing was done: whoever asks may look for another one that leads.
+            Err(SubmitError::NoLeader | SubmitError::NoLeaderOutside(_)) => Answer::NotLeading,
             Err(error) => failed(error.to_string()),
         },
         Question::Waiting => {

@@ -26,14 +26,23 @@ impl Proposer {
         Self { raft, runtime, trusted }
     }
 
-    /// Returns once a majority has it in its log. `state` is the one that the commands lead to.
+    /// Returns once a majority has it in its log. `state` is the one that the commands lead to. What can be done `meanwhile` is done
+    /// while the others are waited for.
     pub(crate) fn commit(
         &self,
         commands: &[(u64, &Command)],
         events: &[Event],
         state: &State,
+        meanwhile: Option<&mut dyn FnMut()>,
     ) -> Result<(), ReplicationError> {
-        self.propose(Change::turn(commands, events, state))
+        let (raft, change) = (self.raft.clone(), Change::turn(commands, events, state));
+        let proposed = self.runtime.spawn(async move { propose(&raft, change).await });
+        if let Some(meanwhile) = meanwhile {
+            meanwhile();
+        }
+        self.runtime
+            .block_on(proposed)
+            .unwrap_or_else(|error| Err(ReplicationError::Ended(error.to_string())))
     }
 
     /// Who votes.

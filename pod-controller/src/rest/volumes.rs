@@ -169,7 +169,8 @@ fn ssd_near(handle: &Handle, host: HostId, request: &CreateVolume) -> Option<Dev
     handle.view().state.ssd_near(host, request.size.get(), (&qos, &groups_of(request)))
 }
 
-/// Changes a volume: it grows, gets another share of its SSD, or is in other groups. The guest sees its new size while it runs.
+/// Changes a volume: it grows, gets another share of its SSD, is in other groups, or guests only read it. The guest sees its new size
+/// while it runs.
 #[utoipa::path(
     patch, path = "/v1/volumes/{name}", operation_id = "change_volume", tag = "volumes", request_body = ChangeVolume,
     params(("name" = String, Path, description = "the volume's name")),
@@ -177,7 +178,7 @@ fn ssd_near(handle: &Handle, host: HostId, request: &CreateVolume) -> Option<Dev
         (status = 200, body = Volume),
         (status = 400, description = "the request makes no sense", body = Problem, content_type = "application/problem+json"),
         (status = 404, body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "there is no room behind it", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "there is no room behind it, or an instance uses it", body = Problem, content_type = "application/problem+json"),
     )
 )]
 pub(super) async fn change(
@@ -187,7 +188,8 @@ pub(super) async fn change(
 ) -> Result<Shown<Volume>, Failure> {
     let (size_bytes, qos) = (request.size.map(pod_api::ByteSize::get), request.qos.map(Into::into));
     let groups = request.groups.map(|VolumeGroups { apart, together }| Groups { apart, together });
-    let command = Command::ChangeVolume { name: name.clone(), size_bytes, qos, groups };
+    let command =
+        Command::ChangeVolume { name: name.clone(), size_bytes, qos, groups, read_only: request.read_only };
     let view = change.submit_at(version, command).await?;
     view.volume(&name, &change.handle.telemetry())
         .map(Shown)

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use pod_protocol::objects::Object;
+use pod_protocol::protocol::Protocol;
 use pod_protocol::reports::DeviceReport;
 use pod_state::{Device, DeviceId, Kind, LeaseKind, Objects, Part, Presence, Replica, State, Volume};
 
@@ -27,7 +28,9 @@ pub(crate) fn alternatives_are_used(
             let device = physical.devices.get(&id.host).and_then(|devices| devices.get(id.name.as_str()));
             matches!(device, Some(DeviceReport::Nic { up: true, .. }))
         };
-        let works = |id: &DeviceId| state.is_usable(id) && heard(id);
+        // One that is to be empty or is not trusted is better than none, and controllers of 1.1 know that.
+        let in_need = state.protocol().minor >= Protocol::DECIDES_BY_MORE;
+        let works = |id: &DeviceId| (state.is_usable(id) || in_need && state.is_up(id)) && heard(id);
         let fits = |device: &Device| matches!(&device.kind, Kind::Nic { mtu, .. } if mtu >= needed);
         // Whether the controller knows is one thing; whether it is so, another. Once it has heard all, both.
         let silent = state

@@ -1,8 +1,8 @@
 //! What is going to happen to daemons and to what they say, and how it does.
 
-use cxl_pool::{EndpointId, HostId, Role};
+use cxl_pool::{EndpointId, HostId};
 use pod_protocol::controller::PortEvent;
-use pod_protocol::reports::{Join, Report};
+use pod_protocol::reports::Join;
 use pod_state::State;
 
 use super::daemon::{Mail, newest};
@@ -35,7 +35,7 @@ pub(crate) enum Happening {
     Starts(EndpointId),
     /// A frozen process goes on.
     Thaws(EndpointId, u64),
-    /// A link comes up again, or a failed NIC is opened again.
+    /// What was wrong with a device is mended.
     Mended(HostId, String),
     /// A controller is started.
     ControllerStarts,
@@ -155,16 +155,5 @@ impl Physical {
         let may_act = self.may_act_for(&self.daemons[&endpoint]);
         let after = if self.random.once_in(2) { self.random.below(may_act) } else { may_act };
         self.schedule(after, Happening::ActsAndLooks(endpoint, incarnation));
-    }
-
-    /// A link comes up again, or a failed NIC is opened again.
-    fn mend(&mut self, host: HostId, name: &str) {
-        if self.failed.remove(&(host, name.to_owned())) {
-            let report = self.devices.get(&host).and_then(|devices| devices.get(name)).cloned();
-            if let Some(device) = report {
-                self.report(EndpointId::new(host, Role::NetBackend), Report::DeviceBack { device });
-            }
-        }
-        self.set_link(host, name, true);
     }
 }

@@ -15,6 +15,10 @@ pub(crate) enum Kind {
     LinkDown,
     /// A NIC failed, and its backend said so.
     NicFailed,
+    /// An SSD failed, and its backend said so.
+    SsdFailed,
+    /// A backend came without one of its devices.
+    DeviceLacking,
     /// A frontend said that a replica failed, left, or is in line again.
     ReplicaChanged,
     /// A daemon whose clock is slow was fenced, so that it acts for longer.
@@ -32,13 +36,15 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    pub(crate) const ALL: [Self; 13] = [
+    pub(crate) const ALL: [Self; 15] = [
         Self::Died,
         Self::Left,
         Self::Froze,
         Self::PowerFailed,
         Self::LinkDown,
         Self::NicFailed,
+        Self::SsdFailed,
+        Self::DeviceLacking,
         Self::ReplicaChanged,
         Self::FencedSlow,
         Self::FencedFast,

@@ -6,6 +6,7 @@
 pub(crate) mod alternatives;
 mod caches;
 mod daemon;
+mod devices;
 pub(crate) mod faults;
 mod happening;
 mod holders;
@@ -17,6 +18,7 @@ pub(crate) mod port;
 pub(crate) mod random;
 mod seen;
 mod tests;
+mod wishes;
 mod world;
 
 /// What is wrong with a controller, on purpose, to see that it is noticed.

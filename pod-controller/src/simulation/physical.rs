@@ -8,14 +8,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cxl_pool::{Area, EndpointId, HostId, LineCount, LineOffset, Role};
+use cxl_pool::{Area, EndpointId, HostId, LineCount, LineOffset};
 use pod_protocol::commands::Command as Order;
 use pod_protocol::controller::{CommandFailure, PortEvent};
 use pod_protocol::ids::{LeaseId, RegionId};
 use pod_protocol::objects::Object;
 use pod_protocol::reports::{DeviceReport, Report};
 use pod_state::model::{nic, ssd};
-use pod_state::{DeviceId, Presence, State};
+use pod_state::{Presence, State};
 
 use super::caches::Caches;
 use super::daemon::{Daemon, Fences, Mail, areas_of, lease_of};
@@ -33,7 +33,7 @@ pub(crate) const STARTED_WITHIN_US: u64 = 50_000;
 /// The lines of a ring that are cleared.
 const RING_HEADER: LineCount = LineCount::new(2);
 /// What a daemon that runs says is heard by then.
-const HEARD_WITHIN_US: u64 = 1_000_000;
+pub(super) const HEARD_WITHIN_US: u64 = 1_000_000;
 /// The longest that a message takes. Two of them take longer than a controller waits for an answer.
 const UNDERWAY_MAX_US: u64 = 700_000;
 /// How long a way keeps its pace at most.
@@ -59,8 +59,10 @@ pub(crate) struct Physical {
     pub(crate) daemons: BTreeMap<EndpointId, Daemon>,
     /// What each host has, and its state.
     pub(crate) devices: BTreeMap<HostId, BTreeMap<String, DeviceReport>>,
-    /// NICs that failed and have yet to be opened again.
+    /// Devices that failed and have yet to be opened again.
     pub(crate) failed: BTreeSet<(HostId, String)>,
+    /// Devices that their hosts do not have for now.
+    pub(crate) lacking: BTreeSet<(HostId, String)>,
     pub(super) agenda: BTreeMap<(u64, u64), Happening>,
     scheduled: u64,
     /// How many orders were given, and how many conversations begun, by all controllers.
@@ -78,7 +80,7 @@ pub(crate) struct Physical {
     /// Who has something of a lease.
     pub(super) users: BTreeMap<LeaseId, BTreeSet<EndpointId>>,
     /// Since when links are down.
-    down: BTreeMap<(HostId, String), u64>,
+    pub(super) down: BTreeMap<(HostId, String), u64>,
     /// How often delays are doubled on the slowest ways.
     doublings_max: u32,
     ways: BTreeMap<(EndpointId, bool), Way>,
@@ -102,6 +104,7 @@ impl Physical {
             daemons: BTreeMap::new(),
             devices: BTreeMap::new(),
             failed: BTreeSet::new(),
+            lacking: BTreeSet::new(),
             agenda: BTreeMap::new(),
             scheduled: 0,
             tickets: 0,
@@ -193,32 +196,6 @@ impl Physical {
         None
     }
 
-    /// Sets the link of a NIC, and lets its daemon say so.
-    pub(crate) fn set_link(&mut self, host: HostId, nic: &str, now_up: bool) {
-        let devices = self.devices.entry(host).or_default();
-        if let Some(DeviceReport::Nic { up, .. }) = devices.get_mut(nic)
-            && *up != now_up
-        {
-            *up = now_up;
-            if now_up {
-                self.down.remove(&(host, nic.to_owned()));
-            } else {
-                self.down.insert((host, nic.to_owned()), self.now_us);
-            }
-            let backend = EndpointId::new(host, Role::NetBackend);
-            let reason = "its cable".to_owned();
-            self.report(backend, Report::Link { device: nic.to_owned(), up: now_up, reason });
-        }
-    }
-
-    /// Whether a NIC has had no link for so long that a controller that has been there since then must know.
-    pub(crate) fn has_been_down(&self, id: &DeviceId, controller_since_us: u64) -> bool {
-        let Some(down) = self.down.get(&(id.host, id.name.to_string())) else { return false };
-        let daemon = &self.daemons[&id.net_backend()];
-        let since = controller_since_us.max(*down).max(daemon.joined_us);
-        daemon.is_running() && daemon.joined && self.now_us.saturating_sub(since) > HEARD_WITHIN_US
-    }
-
     /// Whether a daemon runs and has the controller's ear.
     pub(crate) fn is_heard(&self, id: EndpointId) -> bool {
         self.daemons.get(&id).is_some_and(|daemon| daemon.is_running() && daemon.joined)
@@ -304,16 +281,6 @@ impl Physical {
         if daemon.is_running() && daemon.joined {
             self.says(endpoint, PortEvent::Report { endpoint, report });
         }
-    }
-
-    pub(crate) fn devices_of(&self, id: EndpointId) -> Vec<DeviceReport> {
-        let of_role = |device: &&DeviceReport| {
-            matches!(
-                (id.role, device),
-                (Role::NetBackend, DeviceReport::Nic { .. }) | (Role::BlkBackend, DeviceReport::Ssd { .. })
-            )
-        };
-        self.devices.get(&id.host).into_iter().flat_map(BTreeMap::values).filter(of_role).cloned().collect()
     }
 
     pub(crate) fn blame(&mut self, what: impl FnOnce() -> String) {

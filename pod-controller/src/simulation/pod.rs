@@ -227,7 +227,7 @@ impl Pod {
         let Some(mut world) = self.orphan.take() else { return };
         self.term += 1;
         world.physical.seen.faults.note(Kind::TookOver, self.term > 1);
-        let state = world.recover(self.term);
+        let (state, instant) = (world.recover(self.term), world.instant());
         let fence = Duration::from_micros(FENCE_DELAY_US);
         let hasty = self.broken == Some(Broken::DoesNotWaitForFences);
         let delays = Delays {
@@ -244,7 +244,7 @@ impl Pod {
         };
         let mut conductor =
             Conductor::new(world, state, self.term, (delays, policy, BalancePolicy::default()));
-        self.conductor = match conductor.resume(Vec::new()) {
+        self.conductor = match conductor.resume(Vec::new(), instant) {
             Ok(()) => Some(conductor),
             Err(_) => unreachable!("nothing crashes a commit yet"),
         };
@@ -432,6 +432,7 @@ impl Pod {
         let delete = |name: String| Command::DeleteInstance { name, force: true };
         self.slice(instances.into_iter().map(delete).collect())?;
         self.slice(volumes.into_iter().map(|name| Command::DeleteVolume { name }).collect())?;
+        self.slice(vec![Command::SetFabric { fabric: pod_state::model::fabric(0, false, 0) }])?;
         self.settle_down("after everything was deleted")?;
         let Some(conductor) = &self.conductor else { return Err("no controller at the end".to_owned()) };
         let state = &conductor.state;
@@ -446,7 +447,9 @@ impl Pod {
 
 fn creates(command: &Command) -> Option<(String, bool)> {
     match command {
-        Command::CreateVolume { name, .. } => Some((name.clone(), false)),
+        Command::CreateVolume { name, .. } | Command::CreateStriped { name, .. } => {
+            Some((name.clone(), false))
+        }
         Command::CreateInstance { name, .. } => Some((name.clone(), true)),
         _ => None,
     }

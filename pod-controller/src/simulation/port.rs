@@ -37,6 +37,8 @@ pub(crate) struct Port {
     pub(crate) events: VecDeque<Event>,
     connections: BTreeMap<EndpointId, u64>,
     pub(crate) unanswered: BTreeMap<u64, EndpointId>,
+    /// What endpoints have yet to hear: in which conversation, how it is called, and the order.
+    queued: BTreeMap<EndpointId, Vec<(u64, u64, Order)>>,
     published: BTreeMap<u64, (RegionId, Area)>,
     /// All that was ever said to be published of them.
     table: BTreeMap<RegionId, Region>,
@@ -52,6 +54,7 @@ impl Port {
             events: VecDeque::new(),
             connections: BTreeMap::new(),
             unanswered: BTreeMap::new(),
+            queued: BTreeMap::new(),
             published: BTreeMap::new(),
             table: BTreeMap::new(),
             publications: 0,
@@ -71,6 +74,7 @@ impl Port {
     /// A conversation ends: nobody will answer what was said in it.
     fn disconnect(&mut self, endpoint: EndpointId) {
         self.connections.remove(&endpoint);
+        self.queued.remove(&endpoint);
         let lost: Vec<u64> =
             self.unanswered.iter().filter(|(_, to)| **to == endpoint).map(|(ticket, _)| *ticket).collect();
         for command in lost {
@@ -167,7 +171,7 @@ impl Port {
         Ok(())
     }
 
-    /// Tells an endpoint to do something. Returns how that is called until it is answered.
+    /// Queues something that an endpoint is told to do. Returns how that is called until it is answered.
     pub(crate) fn send(&mut self, physical: &mut Physical, to: EndpointId, order: &Order) -> u64 {
         let ticket = physical.new_ticket();
         let Some(connection) = self.connections.get(&to).copied() else {
@@ -176,10 +180,24 @@ impl Port {
             return ticket;
         };
         self.unanswered.insert(ticket, to);
-        let mail = Mail { connection, ticket, order: order.clone(), regions: self.regions_of(order) };
-        physical.send(to, false, Happening::Arrives(to, Box::new(mail)));
-        physical.schedule(ANSWER_WITHIN_US, Happening::Late(to, connection, ticket));
+        self.queued.entry(to).or_default().push((connection, ticket, order.clone()));
         ticket
+    }
+
+    /// Has an endpoint hear what was queued for it. Returns of which state that is the outcome, at the latest.
+    pub(crate) fn let_hear(&mut self, physical: &mut Physical, to: EndpointId) -> Option<u64> {
+        let queued = self.queued.remove(&to)?;
+        let last = queued.iter().map(|(.., order)| order.version().index).max();
+        for (connection, ticket, order) in queued {
+            let regions = self.regions_of(&order);
+            physical.send(
+                to,
+                false,
+                Happening::Arrives(to, Box::new(Mail { connection, ticket, order, regions })),
+            );
+            physical.schedule(ANSWER_WITHIN_US, Happening::Late(to, connection, ticket));
+        }
+        last
     }
 
     /// Takes back everything from a life of an endpoint.

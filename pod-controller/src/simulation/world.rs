@@ -18,7 +18,7 @@ use super::kinds::Kind;
 use super::physical::Physical;
 use super::port::{Event, Port};
 use crate::controller::Sample;
-use crate::controller::world::World;
+use crate::controller::world::{Meanwhile, World};
 use crate::reconcile::Reconciler;
 
 /// A log is replaced by a snapshot after so many commands.
@@ -134,6 +134,10 @@ impl World for Simulated {
         self.port.send(&mut self.physical, to, order)
     }
 
+    fn let_hear(&mut self, to: EndpointId) {
+        self.port.let_hear(&mut self.physical, to);
+    }
+
     fn answer(&mut self, request: (EndpointId, u64), answer: Result<(), String>) {
         self.physical.join_answered(request, &answer);
     }
@@ -148,8 +152,13 @@ impl World for Simulated {
         commands: &[(u64, &Command)],
         effects: &[Effect],
         state: &State,
+        meanwhile: Option<Meanwhile<'_, u64>>,
     ) -> Result<(), Crash> {
         check_touched(state);
+        if let Some(meanwhile) = meanwhile {
+            let (port, physical) = (&mut self.port, &mut self.physical);
+            meanwhile(&mut |to, order| port.send(physical, to, order));
+        }
         self.checked += commands.len() as u64;
         for effect in effects {
             if let Effect::Clear(ring) = effect {

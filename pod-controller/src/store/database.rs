@@ -70,6 +70,25 @@ impl Database {
         self.write_with(redb::Durability::Immediate, true, body)
     }
 
+    /// As [`Database::write`], by a thread of its own, while this one does something else. It is done in any case.
+    pub(crate) fn write_while<T: Send>(
+        &self,
+        body: impl Fn(&redb::WriteTransaction) -> Result<T, Failure> + Sync,
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<T, StoreError> {
+        let write = || self.write(&body);
+        std::thread::scope(|scope| {
+            let Ok(writer) = std::thread::Builder::new().name("commit".to_owned()).spawn_scoped(scope, write)
+            else {
+                // There are too many threads on this host: then it takes longer.
+                meanwhile();
+                return write();
+            };
+            meanwhile();
+            writer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+
     /// As [`Database::write`], of what may wait: whoever else has something to write goes first.
     pub(crate) fn write_aside<T>(
         &self,
@@ -201,6 +220,23 @@ fn refuse_what_is_no_database(path: &Path) -> Result<(), StoreError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_done_meanwhile_is_done_whatever_becomes_of_the_write() {
+        const TABLE: redb::TableDefinition<u8, u8> = redb::TableDefinition::new("numbers");
+        let database = Database::on(redb::backends::InMemoryBackend::new()).expect("a new one");
+        let mut done = 0;
+        let write = |transaction: &redb::WriteTransaction| {
+            transaction.open_table(TABLE)?.insert(1, 2)?;
+            Ok(())
+        };
+        database.write_while(write, &mut || done += 1).expect("written");
+        let read = database.read(|it| Ok(it.open_table(TABLE)?.get(1)?.map(|value| value.value())));
+        assert_eq!((read.expect("read"), done), (Some(2), 1));
+        let fail = |_: &_| -> Result<(), _> { Err(redb::Error::PreviousIo.into()) };
+        database.write_while(fail, &mut || done += 1).expect_err("it fails");
+        assert_eq!(done, 2);
+    }
 
     #[test]
     fn what_follows_a_write_that_failed_is_no_damage() {

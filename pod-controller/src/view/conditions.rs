@@ -59,7 +59,8 @@ pub(super) fn of_host(host: &Host) -> Vec<Condition> {
     ]
 }
 
-pub(super) fn of_device(device: &Device) -> Vec<Condition> {
+/// `stay` are the volumes that do not leave it by themselves, although it is to be empty.
+pub(super) fn of_device(device: &Device, stay: &[&str]) -> Vec<Condition> {
     let works = matches!(device.health, DeviceHealth::Up | DeviceHealth::Held);
     let reason = device.reason.clone().unwrap_or_else(|| "it does not work".to_owned());
     let mut against = Vec::new();
@@ -71,10 +72,25 @@ pub(super) fn of_device(device: &Device) -> Vec<Condition> {
     {
         against.push("it holds volumes that nobody has adopted".to_owned());
     }
+    let mut schedulable = drained(device.drained, against);
+    schedulable.extend(left_alone(stay));
     vec![
         unless(ConditionKind::Ready, &if works { Vec::new() } else { vec![reason] }),
-        unless(ConditionKind::Schedulable, &drained(device.drained, against)),
+        unless(ConditionKind::Schedulable, &schedulable),
     ]
+}
+
+/// What to do about volumes that nobody uses, and nobody copies therefore.
+fn left_alone(stay: &[&str]) -> Option<String> {
+    let (first, others) = stay.split_first()?;
+    Some(match others.len() {
+        0 => format!("{first} stays, since no instance uses it: it leaves while one does, also without a VM"),
+        more => {
+            format!(
+                "{first} and {more} more stay, since no instance uses them: they leave while one does, also without a VM"
+            )
+        }
+    })
 }
 
 fn drained(drained: bool, mut against: Vec<String>) -> Vec<String> {

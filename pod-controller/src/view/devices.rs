@@ -63,7 +63,7 @@ impl View {
                 reserved_mbps: load.map_or(0, |load| load.reserved_mbps),
                 spare_mbps: load.map_or(0, NicLoad::worst_incoming_mbps),
             },
-            Kind::Ssd { size_bytes, block_bytes, strangers, .. } => {
+            Kind::Ssd { size_bytes, block_bytes, discard_granularity_bytes, strangers, .. } => {
                 let load = ssds.get(id);
                 let (capacity, reserved) =
                     (self.state.rate_capacity(device), load.map_or_else(Rates::default, SsdLoad::rates));
@@ -75,6 +75,7 @@ impl View {
                     bytes_per_second: capacity.bytes_per_second,
                     reserved_bytes_per_second: reserved.bytes_per_second,
                     block_bytes: *block_bytes,
+                    discard_granularity_bytes: *discard_granularity_bytes,
                     strangers: strangers.iter().map(|entry| entry.name.clone()).collect(),
                 }
             }
@@ -96,7 +97,8 @@ impl View {
             counters: counters.map(show_counters),
             conditions: Vec::new(),
         };
-        shown.conditions = conditions::of_device(&shown);
+        let stay: Vec<&str> = self.state.that_stay_on(id).map(|volume| volume.name.as_str()).collect();
+        shown.conditions = conditions::of_device(&shown, &stay);
         shown
     }
 }

@@ -100,6 +100,7 @@ impl View {
             size_bytes: volume.size_bytes,
             allocated_bytes: Self::allocated_bytes(volume, telemetry),
             qos: volume.qos.into(),
+            read_only: volume.read_only,
             instance: instance.map(|instance| instance.name.clone()),
             apart: volume.groups.apart.clone(),
             together: volume.groups.together.clone(),

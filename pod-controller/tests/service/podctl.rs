@@ -43,11 +43,25 @@ fn every_form_of_output_says_the_same() {
     assert!(!said(&pod, "volumes list").contains("tier=web"));
     assert!(said(&pod, "volumes list -o wide").contains("tier=web"));
     assert!(said(&pod, "volumes get vol0").contains("tier=web"));
+    said(&pod, "volumes read-only vol0");
+    let volume = said(&pod, "volumes get vol0");
+    assert!(
+        volume.lines().any(|line| line.starts_with("guests:") && line.ends_with("only read it")),
+        "{volume}"
+    );
+    said(&pod, "volumes read-only vol0 --off");
+    assert!(!said(&pod, "volumes get vol0").contains("only read it"));
     said(&pod, "volumes label vol0");
     assert!(!said(&pod, "volumes list -o wide").contains("tier=web"));
     for list in ["hosts", "devices", "instances"] {
         assert!(!said(&pod, &format!("{list} list -o wide")).is_empty());
     }
+    let ssd = said(&pod, "devices get h2/ssd0");
+    assert!(
+        ssd.lines().any(|line| line.starts_with("discards:") && line.ends_with("whole units of 64.0 KiB")),
+        "{ssd}"
+    );
+    assert!(said(&pod, "devices get h2/ssd0 -o yaml").contains("discard_granularity_bytes: 65536\n"));
     assert_eq!(said(&pod, "volumes delete vol1 -o yaml"), "--- {}\n");
     assert_eq!(said(&pod, "--dry-run volumes delete vol0"), "volume vol0 would be deleted\n");
     assert_eq!(said(&pod, "--dry-run hosts drain h2"), "host h2 would have to be empty\n");

@@ -288,7 +288,7 @@ impl<M: Memory> Peer<M> {
         generation
     }
 
-    /// Sends a command, or says at once that it was not sent.
+    /// Queues a command, or says at once that it will not be sent.
     pub(super) fn send(
         &mut self,
         id: CommandId,
@@ -319,6 +319,13 @@ impl<M: Memory> Peer<M> {
                 command: id,
                 result: Err(failure),
             }]);
+        }
+    }
+
+    /// Sends what was queued.
+    pub(super) fn flush(&mut self) {
+        if let Some(conversation) = &mut self.conversation {
+            conversation.link.flush();
         }
     }
 

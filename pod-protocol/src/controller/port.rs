@@ -265,8 +265,8 @@ impl<M: Memory> ControllerPort<M> {
         Ok(())
     }
 
-    /// Sends a command. What became of it comes as [`PortEvent::Answered`], always. Commands to one endpoint are
-    /// obeyed in the order of sending.
+    /// Queues a command, to be sent by [`let_hear`](Self::let_hear) or by [`poll`](Self::poll). What became of it comes as
+    /// [`PortEvent::Answered`], always. Commands to one endpoint are obeyed in the order of sending.
     pub fn send(&mut self, to: EndpointId, command: &Command) -> CommandId {
         let id = CommandId(self.next_command);
         self.next_command += 1;
@@ -282,6 +282,15 @@ impl<M: Memory> ControllerPort<M> {
             }),
         }
         id
+    }
+
+    /// Has an endpoint hear what was sent to it now, and not when the port is [asked](Self::poll) for an event next.
+    pub fn let_hear(&mut self, to: EndpointId) {
+        if self.check().is_ok()
+            && let Some(peer) = self.peers.get_mut(&to)
+        {
+            peer.flush();
+        }
     }
 
     /// Answers a join. A refused endpoint that holds nothing exits with the reason.

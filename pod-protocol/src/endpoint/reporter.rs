@@ -152,6 +152,7 @@ mod tests {
             driver: "null".into(),
             size_bytes: 0,
             block_bytes: 512,
+            discard_granularity_bytes: None,
             table: None,
             reserved_bytes: 0,
             identity: None,

@@ -147,7 +147,13 @@ fn nothing_moves_where_there_is_no_good_place() {
         let qos = Some(Qos { minimum_iops: Some(iops), ..Qos::default() });
         must(
             &mut it.0,
-            &Command::ChangeVolume { name: name.to_owned(), size_bytes: None, qos, groups: None },
+            &Command::ChangeVolume {
+                name: name.to_owned(),
+                size_bytes: None,
+                qos,
+                groups: None,
+                read_only: None,
+            },
         );
     }
     assert!(plan(&it, &[2]).is_empty());

@@ -233,8 +233,13 @@ fn a_silent_place_keeps_nobody_waiting() {
 fn a_move_can_be_called_off_and_what_makes_no_sense_is_refused() {
     let mut state = pod();
     let away = |host| Command::RemoveReplica { name: "vol".to_owned(), device: on(host) };
-    let grown =
-        Command::ChangeVolume { name: "vol".to_owned(), size_bytes: Some(56 * MIB), qos: None, groups: None };
+    let grown = Command::ChangeVolume {
+        name: "vol".to_owned(),
+        size_bytes: Some(56 * MIB),
+        qos: None,
+        groups: None,
+        read_only: None,
+    };
     for (command, kind) in [
         (moves(2, Some(3)), RefusalKind::InvalidValue),
         (moves(4, None), RefusalKind::NotFound),

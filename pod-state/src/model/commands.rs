@@ -142,6 +142,14 @@ pub(super) fn commands(state: &State, step: &Step) -> Vec<Command> {
             size_bytes: None,
             qos: None,
             groups: Some(named(groups)),
+            read_only: None,
+        }],
+        Step::Protect { name, on } => vec![Command::ChangeVolume {
+            name: format!("vol{name}"),
+            size_bytes: None,
+            qos: None,
+            groups: None,
+            read_only: Some(on),
         }],
         Step::Replica { volume, number, epoch, says } => {
             replica_command(state, volume, number, epoch, says).into_iter().collect()

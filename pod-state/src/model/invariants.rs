@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use cxl_pool::{Area, EndpointId, HostId, LineCount};
 use pod_protocol::ids::{LeaseId, PlaceNumber};
 use pod_protocol::objects::{DiskObject, Object, PortObject, RegistrationState};
+use pod_protocol::protocol::Protocol;
 
 use crate::{
     Device, DeviceId, GuestRam, Health, Kind, Lease, LeaseKind, Presence, Region, RegionUse, Replica, State,
@@ -17,6 +18,7 @@ pub fn check(state: &State) {
     no_two_extents_overlap(state);
     no_lease_is_active_twice(state);
     no_backup_is_crowded(state);
+    state.leases.values().for_each(|lease| is_not_left_behind(state, lease));
     nothing_is_shared_by_accident(state);
     what_is_used_is_referred_to_once(state);
     objects_are_consistent(state);
@@ -238,6 +240,21 @@ pub(super) fn is_not_crowded(state: &State, nic: &DeviceId, leases: usize) {
     let is_backup = state.devices.get(nic).is_some_and(Device::is_backup);
     let most = state.options.nic_leases_max as usize;
     assert!(!is_backup || leases <= most, "{leases} leases lean on {nic:?}");
+}
+
+/// Who is on a NIC that does not work has no other one: whatever speaks against those that work, they are better than none.
+pub(super) fn is_not_left_behind(state: &State, lease: &Lease) {
+    let LeaseKind::Nic { active, standby, mtu, .. } = &lease.kind else { return };
+    if state.options.protocol_minor < Protocol::DECIDES_BY_MORE || !state.is_lost(active) {
+        return;
+    }
+    let loads = state.loads_now();
+    let takes_one_more =
+        |id: &DeviceId| standby.as_ref() == Some(id) || loads.get(id).is_some_and(|nic| !nic.is_crowded());
+    let better = state.devices.iter().find(|(id, device)| {
+        device.can_carry(*mtu) && state.is_up(id) && takes_one_more(id) && !loads.are_rails(id, active)
+    });
+    assert_eq!(better, None, "{} stays on {active:?}, which does not work", lease.id);
 }
 
 fn no_lease_is_active_twice(state: &State) {

@@ -1,6 +1,7 @@
 //! Pods to try things on, and what always holds of a state.
 
 mod apart;
+mod changed;
 #[cfg(test)]
 mod commands;
 mod disks;
@@ -15,6 +16,7 @@ mod step;
 mod touched;
 
 pub use apart::Apart;
+pub use changed::Changed;
 pub use disks::{guest, guest_with_volume, pod_with_ssds, ssd_of, volume};
 pub use invariants::check;
 pub use pod::{MIB, create_instance, devices_of, endpoint, fabric, join, nic, options, ssd};

@@ -85,6 +85,7 @@ pub fn ssd(name: &str, mib: u64) -> DeviceReport {
         driver: "null".to_owned(),
         size_bytes: mib * MIB,
         block_bytes: 512,
+        discard_granularity_bytes: None,
         table: None,
         reserved_bytes: 0,
         identity: None,

@@ -111,6 +111,10 @@ pub(super) enum Step {
         mib: u64,
         groups: InGroups,
     },
+    Protect {
+        name: u8,
+        on: bool,
+    },
     Group {
         name: u8,
         groups: InGroups,
@@ -286,6 +290,7 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
         ),
         2 => (0_u8..5, 1_u64..20, in_groups()).prop_map(|(name, mib, groups)| Step::CreateStriped { name, mib, groups }),
         2 => (0_u8..5, in_groups()).prop_map(|(name, groups)| Step::Group { name, groups }),
+        1 => (0_u8..5, any::<bool>()).prop_map(|(name, on)| Step::Protect { name, on }),
         5 => (0_usize..4, 0_u32..4, 0_u64..2, prop::sample::select(vec![Says::Failed, Says::Synced, Says::Left]))
             .prop_map(|(volume, number, epoch, says)| Step::Replica { volume, number, epoch, says }),
         3 => (0_u8..5, prop::option::of(ssd.clone()), prop::option::of(ssd.clone()))

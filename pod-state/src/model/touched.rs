@@ -11,8 +11,8 @@ use pod_protocol::objects::{Object, RegistrationState};
 
 use super::check;
 use super::invariants::{
-    extents_are_apart, has_the_right_holders, is_not_crowded, nics_differ, object_is_consistent,
-    ram_is_where_the_guest_has_it, volume_can_be_relied_on,
+    extents_are_apart, has_the_right_holders, is_not_crowded, is_not_left_behind, nics_differ,
+    object_is_consistent, ram_is_where_the_guest_has_it, volume_can_be_relied_on,
 };
 use crate::{
     Channel, Device, DeviceId, GuestRam, Instance, Kind, Lease, LeaseKind, Objects, Part, Parts, Purpose,
@@ -136,6 +136,7 @@ fn instance_is_right(state: &State, instance: &Instance) {
 
 fn lease_is_right(state: &State, lease: &Lease) {
     nics_differ(state, lease);
+    is_not_left_behind(state, lease);
     let id = lease.id;
     let instance = state.instances.get(&lease.instance).expect("a lease is of an instance that is there");
     assert!(instance.nics.contains(&id) != instance.disks.contains(&id), "{id} belongs to nobody");

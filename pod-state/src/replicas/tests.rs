@@ -197,8 +197,13 @@ fn a_volume_does_not_grow_before_the_place_that_it_left_was_wiped() {
         let heard = left(&state, 0);
         must(&mut state, &heard);
     }
-    let grow =
-        Command::ChangeVolume { name: "vol".to_owned(), size_bytes: Some(32 * MIB), qos: None, groups: None };
+    let grow = Command::ChangeVolume {
+        name: "vol".to_owned(),
+        size_bytes: Some(32 * MIB),
+        qos: None,
+        groups: None,
+        read_only: None,
+    };
     assert_eq!(state.apply(&grow).unwrap_err().kind, RefusalKind::Busy);
     let id = volume(&state).id;
     must(&mut state, &Command::VolumeWiped { device: ssd(2), volume: id });

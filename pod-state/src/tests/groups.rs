@@ -240,7 +240,13 @@ fn groups_outlive_a_restart_of_the_controller() {
 }
 
 fn regroup(name: &str, groups: Groups) -> Command {
-    Command::ChangeVolume { name: name.to_owned(), size_bytes: None, qos: None, groups: Some(groups) }
+    Command::ChangeVolume {
+        name: name.to_owned(),
+        size_bytes: None,
+        qos: None,
+        groups: Some(groups),
+        read_only: None,
+    }
 }
 
 fn contrary(state: &State, volume: &str) -> Vec<String> {

@@ -152,7 +152,7 @@ fn requests_per_second_of_an_ssd_run_out() {
     must(&mut state, &volume("c", None));
     let raise = |name: &str, iops: u64| {
         let qos = Some(Qos { minimum_iops: Some(iops), ..Qos::default() });
-        Command::ChangeVolume { name: name.to_owned(), size_bytes: None, qos, groups: None }
+        Command::ChangeVolume { name: name.to_owned(), size_bytes: None, qos, groups: None, read_only: None }
     };
     let refusal = refused(&mut state, &raise("c", 1));
     assert!(refusal.kind == RefusalKind::NoRoom && refusal.detail.contains("h2/ssd0"), "{refusal}");
@@ -236,7 +236,13 @@ fn bandwidth_of_an_ssd_runs_out() {
     must(&mut state, &volume("c", Some(10), None));
     let raise = |name: &str, iops: Option<u64>, bytes: u64| {
         let qos = Qos { minimum_iops: iops, minimum_bytes_per_second: Some(bytes), ..Qos::default() };
-        Command::ChangeVolume { name: name.to_owned(), size_bytes: None, qos: Some(qos), groups: None }
+        Command::ChangeVolume {
+            name: name.to_owned(),
+            size_bytes: None,
+            qos: Some(qos),
+            groups: None,
+            read_only: None,
+        }
     };
     let refusal = refused(&mut state, &raise("c", Some(10), 1));
     assert!(refusal.kind == RefusalKind::NoRoom && refusal.detail.contains("h2/ssd0"), "{refusal}");
@@ -377,8 +383,13 @@ fn what_a_type_promises_of_volumes_ends_with_the_lease() {
 fn what_a_type_promises_holds_whatever_the_volume_is_sure_of_itself() {
     let mut state = pod_that_promises();
     must(&mut state, &fast("vm", "c"));
-    let change =
-        |qos| Command::ChangeVolume { name: "c".to_owned(), size_bytes: None, qos: Some(qos), groups: None };
+    let change = |qos| Command::ChangeVolume {
+        name: "c".to_owned(),
+        size_bytes: None,
+        qos: Some(qos),
+        groups: None,
+        read_only: None,
+    };
     let served = |state: &State| {
         let mut objects = state.desired(BLK_BACKEND).into_values();
         objects.find_map(|object| if let Object::Volume(it) = object { it.qos.minimum_iops } else { None })

@@ -53,6 +53,7 @@ fn what_was_done_already_expects_nothing() {
         size_bytes: Some(32 << 20),
         qos: None,
         groups: None,
+        read_only: None,
     };
     let request = Command::Request {
         key: Some(IdempotencyKey { key: "grow".to_owned(), digest: "1".to_owned() }),

@@ -340,3 +340,53 @@ fn an_ssd_that_is_lost_in_the_middle_is_not_waited_for() {
         }
     }
 }
+
+/// The places of a lease at a frontend, and at the backend of h2, as requests name them: which SSD each means.
+fn named(state: &State) -> [BTreeMap<(bool, LeaseGeneration), String>; 2] {
+    let mut named = [BTreeMap::new(), BTreeMap::new()];
+    for object in state.desired(FRONTEND).into_values().chain(state.desired(BACKEND).into_values()) {
+        match object {
+            Object::Disk(DiskObject { replicas, .. }) => {
+                named[0].extend(
+                    replicas
+                        .into_iter()
+                        .filter(|it| it.ssd.starts_with("h2/"))
+                        .map(|it| ((it.place.is_first(), it.route.generation), it.ssd)),
+                );
+            }
+            Object::Volume(it) => {
+                named[1].insert((it.place.is_first(), it.generation), format!("h2/{}", it.ssd));
+            }
+            _ => {}
+        }
+    }
+    named
+}
+
+/// Frontend and backend hear of it at different times.
+#[test]
+fn what_is_sent_to_the_next_place_on_a_host_does_not_land_in_the_one_before() {
+    let mut state = pod();
+    comes(&mut state, 3, 1);
+    // They keep no tables, so nothing is wiped there.
+    let devices = vec![ssd("ssd0", 64), ssd("ssd1", 64)];
+    must(&mut state, &Command::Join { endpoint: BACKEND, incarnation: 2, join: join(2, devices) });
+    scrub(&mut state);
+    create(&mut state, 2);
+    let [_, served] = named(&state);
+    let (name, before) = ("vol".to_owned(), served.into_keys().next().expect("a place"));
+    must(&mut state, &Command::RemoveReplica { name: name.clone(), device: on(2, "ssd0") });
+    let (volume, lease) = (state.volume_named("vol").expect("it is there"), state.leases.values().next());
+    let (number, epoch) = (volume.replica_on(&on(2, "ssd0")).expect("it goes").number, volume.epoch);
+    let lease = lease.expect("of the VM").id;
+    for _ in 0..2 {
+        let epoch = state.volume_named("vol").map_or(epoch, |it| it.epoch);
+        must(&mut state, &Command::ReplicaLeft { endpoint: FRONTEND, lease, replica: number, epoch });
+    }
+    assert!(state.volume_named("vol").expect("it is there").replica_on(&on(2, "ssd0")).is_none());
+    must(&mut state, &Command::AddReplica { name, device: Some(on(2, "ssd1")), replaces: None });
+    scrub(&mut state);
+    let [meant, _] = named(&state);
+    assert!(meant.values().any(|ssd| ssd == "h2/ssd1"), "{meant:?}");
+    assert_eq!(meant.get(&before), None, "{meant:?}");
+}

@@ -261,6 +261,10 @@ fn volumes(client: &Client, command: &Volumes, format: Output, out: Out<'_>) -> 
             let request = ChangeVolume { groups: Some(groups), ..ChangeVolume::default() };
             show(out, format, &client.change_volume(name, &request)?, output::volume)
         }
+        Volumes::ReadOnly { name, off } => {
+            let request = ChangeVolume { read_only: Some(!off), ..ChangeVolume::default() };
+            show(out, format, &client.change_volume(name, &request)?, output::volume)
+        }
         Volumes::Delete { name } => {
             client.delete_volume(name)?;
             done(client, out, format, ("volume", name), ("deleted", "would be deleted"))

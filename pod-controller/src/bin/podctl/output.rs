@@ -106,6 +106,7 @@ pub(crate) fn device(device: &Device) -> String {
             bytes_per_second,
             reserved_bytes_per_second,
             block_bytes,
+            discard_granularity_bytes,
             strangers,
         } => {
             let reserved_bytes = ByteSize::new(*reserved_bytes_per_second);
@@ -128,6 +129,9 @@ pub(crate) fn device(device: &Device) -> String {
                 ),
                 ("block", ByteSize::new(u64::from(*block_bytes)).to_string()),
             ]);
+            if let Some(bytes) = discard_granularity_bytes {
+                lines.push(("discards", format!("whole units of {}", ByteSize::new(u64::from(*bytes)))));
+            }
             if !strangers.is_empty() {
                 lines.push((
                     "found on it",
@@ -186,6 +190,9 @@ pub(crate) fn volume(volume: &Volume) -> String {
         lines.push(("stripes", format!("{} in each by turns", ByteSize::new(bytes))));
     }
     lines.push(("limits", limits(&volume.qos)));
+    if volume.read_only {
+        lines.push(("guests", "only read it".to_owned()));
+    }
     let groups = [("apart from others of", &volume.apart), ("together with others of", &volume.together)];
     lines.extend(groups.into_iter().filter_map(|(what, group)| Some((what, group.clone()?))));
     lines.push(("instance", volume.instance.clone().unwrap_or_else(|| "none".to_owned())));

@@ -82,6 +82,7 @@ mod tests {
             stripe_bytes: None,
             replicas: Vec::new(),
             qos: VolumeQos::default(),
+            read_only: false,
             instance: None,
             apart: None,
             together: None,

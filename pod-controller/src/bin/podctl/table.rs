@@ -284,6 +284,7 @@ mod tests {
             stripe_bytes: None,
             replicas: Vec::new(),
             qos: VolumeQos::default(),
+            read_only: false,
             instance: instance.map(str::to_owned),
             conditions: Vec::new(),
             apart: None,

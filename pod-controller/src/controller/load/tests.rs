@@ -1,84 +1,14 @@
-use std::collections::BTreeSet;
-use std::convert::Infallible;
-use std::sync::Arc;
 use std::time::Duration;
 
-use cxl_pool::{EndpointId, HostId, Role};
-use pod_protocol::commands::{Command as Order, Version};
-use pod_protocol::controller::{PortError, PortEvent};
-use pod_protocol::ids::RegionId;
+use cxl_pool::{HostId, Role};
 use pod_protocol::telemetry::{DeviceTelemetry, LeaseTelemetry, Telemetry};
 use pod_state::model::{endpoint, guest_with_volume, pod_with_ssds, ssd_of};
-use pod_state::{Refusal, Regions, State};
 
 use super::super::conductor::Delays;
-use super::super::handle::Sample;
+use super::super::listener::Listener;
 use super::*;
-use crate::balance::{BalanceMode, BalancePolicy, LoadPicture, ReliefPolicy};
+use crate::balance::{BalanceMode, BalancePolicy, ReliefPolicy};
 use crate::link_policy::LinkPolicy;
-use crate::reconcile::Reconciler;
-
-/// Keeps what is told, and is silent.
-#[derive(Default)]
-struct Listener {
-    told: Vec<(EventKind, String, String)>,
-    /// What somebody has said that is to be done.
-    policy: Option<BalancePolicy>,
-    /// What is said that is done.
-    shown: Option<BalancePolicy>,
-}
-
-impl World for Listener {
-    type Ticket = u64;
-    type Request = ();
-    type Reply = ();
-    type Error = Infallible;
-
-    fn poll(&mut self, _: Instant) -> Option<PortEvent<u64, ()>> {
-        None
-    }
-
-    fn grant(&mut self, _: EndpointId) -> Result<(), PortError> {
-        Ok(())
-    }
-
-    fn send(&mut self, _: EndpointId, _: &Order) -> u64 {
-        0
-    }
-
-    fn answer(&mut self, (): (), _: Result<(), String>) {}
-
-    fn fence(&mut self, _: EndpointId, _: u64) -> Result<Instant, PortError> {
-        Ok(Instant::now())
-    }
-
-    fn commit(&mut self, _: &[(u64, &Command)], effects: &[Effect], _: &State) -> Result<(), Infallible> {
-        for effect in effects {
-            if let Effect::Event { kind, subject, message } = effect {
-                self.told.push((*kind, subject.clone(), message.clone()));
-            }
-        }
-        Ok(())
-    }
-
-    fn publish_regions(&mut self, _: Version, _: &Regions, _: Option<BTreeSet<RegionId>>) {}
-
-    fn show(&mut self, _: Arc<State>, _: &Reconciler<u64>) {}
-
-    fn reply(&mut self, (): (), answer: Result<(), Refusal>) {
-        answer.expect("a wish that can be granted");
-    }
-
-    fn balance_policy(&self) -> Option<BalancePolicy> {
-        self.policy
-    }
-
-    fn load(&mut self, picture: LoadPicture) {
-        self.shown = Some(picture.policy);
-    }
-
-    fn sample(&mut self, _: EndpointId, _: Option<Sample>) {}
-}
 
 /// A controller of two SSDs, of which the first does too much, and its time.
 struct Scene {

@@ -5,12 +5,10 @@ use pod_state::{Command, IdempotencyKey, InstanceType, Labels, State};
 use tokio::task::JoinHandle;
 
 use super::node::Node;
-use super::oracle::Oracle;
+use super::storage::Witness;
 use crate::controller::SubmitError;
 use crate::simulation::faults::Around;
 
-/// How many wait for an answer at most.
-const WAITING_MAX: usize = 12;
 /// How often the same is asked for.
 const TRIES_MAX: u32 = 6;
 
@@ -45,8 +43,9 @@ pub(super) struct Clients {
 }
 
 impl Clients {
-    pub(super) fn is_busy(&self) -> bool {
-        self.waiting.len() >= WAITING_MAX
+    /// How many wait for an answer.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.len()
     }
 
     pub(super) fn waits(&self) -> bool {
@@ -72,7 +71,7 @@ impl Clients {
         &mut self,
         nodes: &[Node],
         dice: &mut Random,
-        oracle: &mut Oracle,
+        witness: &Witness,
     ) -> Result<Vec<String>, String> {
         let mut told = Vec::new();
         let mut waiting = Vec::new();
@@ -100,7 +99,7 @@ impl Clients {
                     client.key,
                     answer.as_ref().map_or_else(ToString::to_string, |()| "done".into())
                 ));
-                if self.is_over(&mut client, answer, oracle)? {
+                if self.is_over(&mut client, answer, witness)? {
                     continue;
                 }
             }
@@ -122,18 +121,18 @@ impl Clients {
         &mut self,
         client: &mut Client,
         answer: Result<(), SubmitError>,
-        oracle: &mut Oracle,
+        witness: &Witness,
     ) -> Result<bool, String> {
         match answer {
             Ok(()) => {
-                oracle.promised(&client.key)?;
+                witness.oracle().promised(&client.key)?;
                 self.promised.push(client.key.clone());
                 return Ok(true);
             }
             Err(SubmitError::Refused(refusal)) => {
                 // Once it was open, an earlier try may yet be done.
                 if !client.open {
-                    oracle.refused(&client.key, &refusal.to_string())?;
+                    witness.oracle().refused(&client.key, &refusal.to_string())?;
                 }
                 self.refused += 1;
                 return Ok(true);
@@ -148,7 +147,7 @@ impl Clients {
             return Ok(false);
         }
         if !client.open {
-            oracle.refused(&client.key, "nobody leads")?;
+            witness.oracle().refused(&client.key, "nobody leads")?;
         }
         Ok(true)
     }

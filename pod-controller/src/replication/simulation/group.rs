@@ -9,13 +9,13 @@ use pod_state::model::{check, options};
 use pod_state::{Command, InstanceType, Options, State};
 use tempfile::TempDir;
 
+use super::super::log::Sizes;
 use super::Broken;
 use super::clients::{Clients, wish};
 use super::faults::Mend;
 use super::leader::Pod;
 use super::net::{Net, Seen};
 use super::node::{End, Node, Surroundings};
-use super::oracle::Oracle;
 use super::storage::Witness;
 use crate::config::testing::pool_and_config;
 use crate::simulation::alternatives::alternatives_are_used;
@@ -46,15 +46,24 @@ pub(super) struct Size {
     pub(super) calm_ms: u64,
     /// Several stand for election at once, messages are late, and processes die for moments: only so is it seen who votes twice.
     pub(super) restless: bool,
+    /// How large the pool of the pod is that they control.
+    pub(super) pool_mib: u64,
+    /// So many volumes and instances are asked for before anything goes wrong.
+    pub(super) filled: u64,
+    /// How many ask for something at once, and how many wishes are gathered into one commit, at most.
+    pub(super) asking_max: usize,
+    pub(super) gathered_max: usize,
+    /// All that replicas know is compared about every so many ms, and what a change touched after each; 0 to compare all after each.
+    pub(super) compare_every_ms: u64,
+    /// How often all of the state is looked at. What commands touched is after each.
+    pub(super) check_every_ms: u64,
+    /// In which pieces logs and snapshots are written and sent.
+    pub(super) sizes: Sizes,
+    pub(super) chunk_bytes: u64,
 }
 
-/// How large the pool of the pod is that they control.
-const POOL_MIB: u64 = 600;
 /// How often delays are doubled on the slowest ways between daemons and controllers.
 const DOUBLINGS_MAX: u32 = 8;
-
-/// How often all of the state is looked at. What commands touched is after each.
-const CHECK_EVERY_MS: u64 = 500;
 
 /// What a run came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,6 +81,8 @@ pub(super) struct Summary {
     pub(super) instances_max: usize,
     /// How many orders the daemons obeyed, and in how many terms.
     pub(super) obeyed: (u64, usize),
+    /// How often all that a replica knows was compared with what others do, where that is not so after each entry.
+    pub(super) compared: u64,
 }
 
 pub(super) struct Group {
@@ -82,7 +93,9 @@ pub(super) struct Group {
     pub(super) agenda: BTreeMap<(u64, u64), Mend>,
     pub(super) numbered: u64,
     pub(super) clients: Clients,
-    pub(super) oracle: Oracle,
+    /// When all that a replica knows was compared last.
+    pub(super) compared_ms: Vec<u64>,
+    pub(super) compared: u64,
     /// What happened, line by line.
     pub(super) trace: Vec<String>,
     /// What was last said of each replica.
@@ -116,30 +129,23 @@ impl Group {
         let state = State::new(Options {
             regions_max: 1 << 20,
             protocol_minor: Protocol::CURRENT.minor,
-            ..options(POOL_MIB)
+            ..options(size.pool_mib)
         });
-        let around = Surroundings {
-            pool,
-            config,
-            net,
-            pod: Pod::new(physical),
-            witness: Witness::default(),
-            replicas: size.replicas,
-            outside: size.outside,
-            restless: size.restless,
-            broken,
-            state,
-        };
+        let witness = Witness::default();
+        witness.oracle().compares_changes = size.compare_every_ms > 0;
+        let around =
+            Surroundings { pool, config, net, pod: Pod::new(physical), witness, size, broken, state };
         Self {
             around,
             said: vec![String::new(); nodes.len()],
+            compared_ms: vec![0; nodes.len()],
+            compared: 0,
             nodes,
             now_ms: 0,
             size,
             agenda: BTreeMap::new(),
             numbered: 0,
             clients: Clients::default(),
-            oracle: Oracle::default(),
             trace: Vec::new(),
             dice,
             pod_dice,
@@ -152,29 +158,32 @@ impl Group {
 
     /// Runs it: they begin, faults, calm. What goes wrong is the error.
     pub(super) fn run(&mut self) -> Result<Summary, String> {
-        let outcome = self.begin().and_then(|()| self.rough()).and_then(|()| self.calm());
+        let outcome =
+            self.begin().and_then(|()| self.fill()).and_then(|()| self.rough()).and_then(|()| self.calm());
         outcome.map_err(|what| format!("at {} ms: {what}", self.now_ms))?;
         let (heard, obeyed) = {
             let physical = self.around.pod.physical();
             (physical.seen, physical.obeyed())
         };
+        let oracle = self.around.witness.oracle();
         Ok(Summary {
             promised: self.clients.promised.len(),
             open: self.clients.open,
             refused: self.clients.refused,
-            voids: self.oracle.voids,
-            leaders: self.oracle.leaders(),
-            entries: self.oracle.last().unwrap_or(0),
+            voids: oracle.voids,
+            leaders: oracle.leaders(),
+            entries: oracle.last().unwrap_or(0),
             seen: self.around.net.seen(),
             heard,
             instances_max: self.instances_max,
             obeyed,
+            compared: self.compared,
         })
     }
 
     fn begin(&mut self) -> Result<(), String> {
         let until = self.now_ms + self.size.calm_ms;
-        while self.oracle.known.state.is_none() {
+        while self.around.witness.oracle().known.state.is_none() {
             self.step()?;
             if self.now_ms > until {
                 return Err("they do not begin".to_owned());
@@ -194,8 +203,9 @@ impl Group {
             if self.dice.one_in(self.size.fault_every_ms) {
                 self.fault();
             }
-            if self.dice.one_in(self.size.wish_every_ms) && !self.clients.is_busy() {
-                let state = self.oracle.known.state.as_ref().unwrap_or(&self.around.state);
+            if self.dice.one_in(self.size.wish_every_ms) && !self.is_busy() {
+                let oracle = self.around.witness.oracle();
+                let state = oracle.known.state.as_ref().unwrap_or(&self.around.state);
                 let physical = &mut self.around.pod.physical();
                 let Size { hosts, names, .. } = self.size;
                 let around = Around {
@@ -211,7 +221,8 @@ impl Group {
             if self.dice.one_in(self.size.pod_fault_every_ms) {
                 let physical = &mut self.around.pod.physical();
                 let Size { hosts, names, .. } = self.size;
-                let state = self.oracle.known.state.as_ref();
+                let oracle = self.around.witness.oracle();
+                let state = oracle.known.state.as_ref();
                 let mut around =
                     Around { dice: &mut self.pod_dice, physical, state, hosts, names, grouped: true };
                 let fault = around.draw_fault(FAULTS);
@@ -243,7 +254,7 @@ impl Group {
             // Something new, again and again: nothing else shows that they go on.
             if !self.clients.waits() {
                 if last > 1 && self.unsettled().is_none() {
-                    return Ok(());
+                    return self.compare(true);
                 }
                 last += 1;
                 let name = format!("last{last}");
@@ -262,7 +273,8 @@ impl Group {
 
     /// Why not all is as it should be in the end.
     fn unsettled(&self) -> Option<String> {
-        let last = self.oracle.last();
+        let oracle = self.around.witness.oracle();
+        let last = oracle.last();
         let owners: BTreeSet<u64> = self.nodes.iter().map(|node| node.owner).collect();
         for node in &self.nodes {
             let Some(life) = &node.life else {
@@ -283,11 +295,11 @@ impl Group {
                 ));
             }
             let shown = life.handle.view().state.index;
-            if Some(shown) != self.oracle.known.state.as_ref().map(|state| state.index) {
+            if Some(shown) != oracle.known.state.as_ref().map(|state| state.index) {
                 return Some(format!("replica {} shows {shown}", node.replica));
             }
         }
-        let state = self.oracle.known.state.as_ref()?;
+        let state = oracle.known.state.as_ref()?;
         self.around.pod.physical().unsettled(state)
     }
 
@@ -316,34 +328,41 @@ impl Group {
             }
         }
         self.watch_elections();
-        let heard = self.around.witness.heard();
-        for applied in &heard {
-            self.oracle.applied(applied)?;
-        }
-        if let Some(state) = self.oracle.known.state.as_ref().filter(|_| !heard.is_empty()) {
-            alternatives_are_used(state, &self.around.pod.physical(), None)?;
-        }
-        for node in &self.nodes {
-            let told = node.life.as_ref().map_or(0, |life| life.office.told());
-            self.oracle.told(node.replica, told)?;
-        }
-        if let Some(state) =
-            self.oracle.known.state.as_ref().filter(|_| self.now_ms.is_multiple_of(CHECK_EVERY_MS))
-        {
-            check(state);
-            self.instances_max = self.instances_max.max(state.instances.len());
-        }
-        let told = self.clients.hear(&self.nodes, &mut self.dice, &mut self.oracle)?;
+        self.judge()?;
+        self.compare(false)?;
+        let told = self.clients.hear(&self.nodes, &mut self.dice, &self.around.witness)?;
         for what in told {
             self.say(&what);
         }
         self.look()
     }
 
+    /// Looks at what has come of it.
+    fn judge(&mut self) -> Result<(), String> {
+        let mut oracle = self.around.witness.oracle();
+        oracle.violation.take().map_or(Ok(()), Err)?;
+        let has_news = std::mem::take(&mut oracle.has_news);
+        if let Some(state) = oracle.known.state.as_ref().filter(|_| has_news) {
+            alternatives_are_used(state, &self.around.pod.physical(), None)?;
+        }
+        for node in &self.nodes {
+            let told = node.life.as_ref().map_or(0, |life| life.office.told());
+            oracle.told(node.replica, told)?;
+        }
+        if let Some(state) =
+            oracle.known.state.as_ref().filter(|_| self.now_ms.is_multiple_of(self.size.check_every_ms))
+        {
+            check(state);
+            self.instances_max = self.instances_max.max(state.instances.len());
+        }
+        Ok(())
+    }
+
     /// Lets happen at the daemons, and between them and whoever leads or believes to, what is due by now.
     fn daemons(&mut self) -> Result<(), String> {
         let now_us = self.now_ms * 1000;
-        let state = self.oracle.known.state.as_ref().unwrap_or(&self.around.state);
+        let oracle = self.around.witness.oracle();
+        let state = oracle.known.state.as_ref().unwrap_or(&self.around.state);
         let pod = self.around.pod.clone();
         let mut physical = pod.physical();
         while let Some(what) = physical.next_until(now_us) {
@@ -362,6 +381,7 @@ impl Group {
     /// Looks at what every replica says of itself, and shows.
     fn look(&mut self) -> Result<(), String> {
         let mut lines = Vec::new();
+        let mut oracle = self.around.witness.oracle();
         for (node, said) in self.nodes.iter_mut().zip(&mut self.said) {
             let Some(life) = &mut node.life else { continue };
             // What it said last in another life it says anew.
@@ -372,7 +392,7 @@ impl Group {
                     return Err(format!("replica {} leads, and is outside of the pod", node.replica));
                 }
                 if metrics.state == ServerState::Leader && metrics.current_leader == Some(node.owner) {
-                    self.oracle.leads(metrics.current_term, node.owner)?;
+                    oracle.leads(metrics.current_term, node.owner)?;
                 }
                 let news = format!(
                     "replica {} is {:?} in term {}, {:?} leads, log to {:?}, applied {:?}, snapshot {:?}, purged {:?}",
@@ -392,13 +412,14 @@ impl Group {
             }
             if life.views.has_changed().unwrap_or(false) {
                 let view = life.views.borrow_and_update().clone();
-                self.oracle.shown(node.replica, &view.state)?;
+                oracle.shown(node.replica, &view.state)?;
             }
         }
         if self.now_ms.is_multiple_of(1000) {
             // For the order of what it sends in one moment Raft's library draws lots, and so for who overtakes whom.
             lines.push(format!("{:?}", Seen { overtook: 0, ..self.around.net.seen() }));
         }
+        drop(oracle);
         for what in lines {
             self.say(&what);
         }

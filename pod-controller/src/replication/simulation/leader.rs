@@ -21,7 +21,7 @@ use super::super::change::{Change, Raft};
 use super::super::proposer::{confirm, is_fresh, propose};
 use super::super::replica::ReplicationError;
 use super::Broken;
-use crate::controller::world::World;
+use crate::controller::world::{Meanwhile, World};
 use crate::controller::{Reply, Sample, Shared, SubmitError};
 use crate::journal::told_of;
 use crate::reconcile::Reconciler;
@@ -159,8 +159,12 @@ impl World for Leading {
     }
 
     fn send(&mut self, to: EndpointId, order: &Order) -> u64 {
-        self.told = self.told.max(order.version().index);
         self.port.send(&mut self.pod.physical(), to, order)
+    }
+
+    fn let_hear(&mut self, to: EndpointId) {
+        let last = self.port.let_hear(&mut self.pod.physical(), to);
+        self.told = self.told.max(last.unwrap_or(0));
     }
 
     fn answer(&mut self, request: (EndpointId, u64), answer: Result<(), String>) {
@@ -178,8 +182,13 @@ impl World for Leading {
         commands: &[(u64, &Command)],
         effects: &[Effect],
         state: &State,
+        meanwhile: Option<Meanwhile<'_, u64>>,
     ) -> Result<(), ReplicationError> {
         check_touched(state);
+        if let Some(meanwhile) = meanwhile {
+            let (port, pod) = (&mut self.port, &self.pod);
+            meanwhile(&mut |to, order| port.send(&mut pod.physical(), to, order));
+        }
         let rings: Vec<LineOffset> =
             effects.iter().filter_map(Effect::cleared).map(|ring| ring.start).collect();
         let last = self.unseen.last().map_or_else(|| self.shared.journal.last(), |event| event.sequence);

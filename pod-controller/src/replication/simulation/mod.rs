@@ -17,12 +17,14 @@
 //! | `clients` | what is asked of them, and answered |
 //! | `oracle` | what must hold after every step |
 //! | `half_way` | changes of members whose leader dies |
+//! | `large` | pods of hundreds of hosts |
 
 mod clients;
 mod disk;
 mod faults;
 mod group;
 mod half_way;
+mod large;
 mod leader;
 mod net;
 mod node;
@@ -46,4 +48,6 @@ pub(crate) enum Broken {
     ShowsTooEarly,
     /// Its leader lets out what it decided before a majority has it.
     TellsTooEarly,
+    /// Its machine does the first two things that were decided together in the other order.
+    SwapsCommands,
 }

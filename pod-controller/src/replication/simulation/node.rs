@@ -18,7 +18,7 @@ use super::super::admission::Register;
 use super::super::change::{Change, LogOwner, Member, Replicated};
 use super::super::clerk::clerk;
 use super::super::colleagues::Colleagues;
-use super::super::log::{Log, LogFile, Sizes};
+use super::super::log::{Log, LogFile};
 use super::super::machine::Machine;
 use super::super::network::Network;
 use super::super::outside::Outside;
@@ -28,6 +28,7 @@ use super::super::replica::{Standing, attend};
 use super::super::roll::Roll;
 use super::Broken;
 use super::disk::Disk;
+use super::group::Size;
 use super::leader::Pod;
 use super::net::{Net, Wire};
 use super::office::Office;
@@ -39,8 +40,6 @@ use crate::view::View;
 
 const HEARTBEAT_MS: u64 = 40;
 const ELECTION_MS: u64 = 240;
-/// Snapshots are made and written often, and in many pieces.
-const SIZES: Sizes = Sizes { part_bytes: 16 << 10, purged: 12, log_least: 24 };
 /// How many entries are kept that a snapshot has too.
 const ENTRIES_KEPT: u64 = 8;
 
@@ -51,11 +50,7 @@ pub(super) struct Surroundings {
     pub(super) net: Net,
     pub(super) pod: Pod,
     pub(super) witness: Witness,
-    pub(super) replicas: u16,
-    /// How many of them, the last ones, are outside of the pod.
-    pub(super) outside: u16,
-    /// See [`Size`](super::group::Size).
-    pub(super) restless: bool,
+    pub(super) size: Size,
     pub(super) broken: Option<Broken>,
     pub(super) state: State,
 }
@@ -129,7 +124,7 @@ impl Node {
     /// Starts a process.
     pub(super) fn start(&mut self, around: &Surroundings) -> Result<(), End> {
         self.lives += 1;
-        let opened = LogFile::open_on(self.disk.mount(), self.owner, SIZES);
+        let opened = LogFile::open_on(self.disk.mount(), self.owner, around.size.sizes);
         if opened.is_err() && !self.has_log {
             // It failed while it was made: nothing was in it, and its operator moves it away.
             self.disk.replace();
@@ -159,7 +154,7 @@ impl Node {
         let network = Network { post: post.clone(), me: owner, roll: roll.clone() };
         let section = ReplicationSection {
             // Each waits longer than the one before it, unless they are to stand for election at once.
-            replica: if around.restless { 0 } else { self.replica },
+            replica: if around.size.restless { 0 } else { self.replica },
             log: None,
             outside: self.is_outside(around),
             heartbeat_ms: HEARTBEAT_MS,
@@ -173,7 +168,7 @@ impl Node {
         config.election_timeout_max = config.election_timeout_min + 1;
         config.max_in_snapshot_log_to_keep = ENTRIES_KEPT;
         // So that one is sent in pieces.
-        config.snapshot_max_chunk_size = 4 << 10;
+        config.snapshot_max_chunk_size = around.size.chunk_bytes;
         let log = WatchedLog { log: Log(file), broken: around.broken };
         let watched = WatchedMachine {
             replica: self.replica,
@@ -217,13 +212,13 @@ impl Node {
         let colleagues =
             Colleagues { standing: Arc::clone(&standing), register: Arc::clone(&register), spoken };
         handle.set_peers(Arc::new(colleagues));
-        let others = (0..around.replicas).filter(|other| *other != self.replica).map(ReplicaId::new);
+        let others = (0..around.size.replicas).filter(|other| *other != self.replica).map(ReplicaId::new);
         attend(runtime.handle(), &standing, &handle, others.collect());
         Ok(Life {
             clerk: clerk(Arc::clone(&standing), handle.clone(), Arc::clone(&register)),
             register,
             wire: Wire { net: around.net.clone(), me: self.replica },
-            office: Office::new(begin, around.pod.clone(), around.broken),
+            office: Office::new(begin, around.pod.clone(), around.size.gathered_max, around.broken),
             views: handle.views(),
             metrics: standing.raft.metrics(),
             runtime,
@@ -236,7 +231,7 @@ impl Node {
 
     /// Whether it is outside of the pod.
     pub(super) const fn is_outside(&self, around: &Surroundings) -> bool {
-        self.replica >= around.replicas - around.outside
+        self.replica >= around.size.replicas - around.size.outside
     }
 
     /// Lets one millisecond of true time pass. An error says why its process is over.

@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 use super::super::change::Change;
 use super::super::forwarding::forward;
 use super::super::proposer::propose;
-use super::super::replica::{ReplicationError, Standing, catch_up};
+use super::super::replica::{ReplicationError, Standing, catch_up, know_all};
 use super::Broken;
 use super::leader::{Leading, Pod, finished};
 use crate::balance::BalancePolicy;
@@ -23,8 +23,6 @@ use crate::link_policy::{FailBack, LinkPolicy};
 use crate::simulation::physical::FENCE_US;
 use crate::simulation::port::Port;
 
-/// How much is gathered into one commit.
-const WISHES_MAX: usize = 8;
 /// How often every slot of the pool is looked at.
 const SWEEP_EVERY: Duration = Duration::from_millis(20);
 /// How long whom it fenced is given: the bound on a slow clock, and a moment.
@@ -38,6 +36,8 @@ pub(super) struct Office {
     /// The first change of all, where this replica is to begin.
     begin: Option<Change>,
     pod: Pod,
+    /// How much is gathered into one commit.
+    gathered_max: usize,
     broken: Option<Broken>,
 }
 
@@ -68,8 +68,8 @@ enum Stage {
 }
 
 impl Office {
-    pub(super) fn new(begin: Option<Change>, pod: Pod, broken: Option<Broken>) -> Self {
-        Self { duty: Duty::Follows, begin, pod, broken }
+    pub(super) fn new(begin: Option<Change>, pod: Pod, gathered_max: usize, broken: Option<Broken>) -> Self {
+        Self { duty: Duty::Follows, begin, pod, gathered_max, broken }
     }
 
     /// Where it talks to daemons, while it leads.
@@ -105,7 +105,12 @@ impl Office {
                 }
                 Duty::Follows => {
                     let raft = standing.raft.clone();
-                    let task = runtime.spawn(async move { catch_up(&raft).await });
+                    // Whoever knows all that its log has before it leads hardly ever makes a void change.
+                    let is_hasty =
+                        matches!(self.broken, Some(Broken::TakesAnyBase | Broken::AnswersWhatIsVoid));
+                    let task = runtime.spawn(async move {
+                        if is_hasty { catch_up(&raft).await } else { know_all(&raft).await }
+                    });
                     self.duty = Duty::CatchesUp { elected: elected_now, task };
                     return Ok(());
                 }
@@ -117,7 +122,7 @@ impl Office {
                     standing.resign(handle);
                     continue;
                 }
-                Duty::Leads { elected, mut tenure } => match tenure.step(runtime, desk) {
+                Duty::Leads { elected, mut tenure } => match tenure.step(runtime, desk, self.gathered_max) {
                     Ok(()) => {
                         self.duty = Duty::Leads { elected, tenure };
                         return Ok(());
@@ -166,7 +171,7 @@ impl Office {
         let world = Leading::new(self.pod.clone(), term, around, runtime.handle().clone(), self.broken);
         let mut conductor = Conductor::new(world, state, term, policies());
         let mut begun = conductor.begin(Vec::new());
-        conductor.keep(&mut begun)?;
+        conductor.keep(&mut begun, self.pod.now())?;
         let tenure = Tenure { conductor, stage: Stage::Takes, swept: None };
         self.duty = Duty::Leads { elected, tenure: Box::new(tenure) };
         Ok(())
@@ -174,7 +179,7 @@ impl Office {
 }
 
 impl Tenure {
-    fn step(&mut self, runtime: &Runtime, desk: &Desk) -> Result<(), ReplicationError> {
+    fn step(&mut self, runtime: &Runtime, desk: &Desk, gathered_max: usize) -> Result<(), ReplicationError> {
         let now = self.conductor.world.pod.now();
         if !matches!(self.stage, Stage::Sleeps(_)) {
             match self.conductor.world.committed(runtime) {
@@ -196,7 +201,7 @@ impl Tenure {
             self.swept = Some(now);
             port.sweep(&pod.physical());
         }
-        let wishes = wishes(desk);
+        let wishes = wishes(desk, gathered_max);
         let sleeps = matches!(self.stage, Stage::Sleeps(due) if due.is_none_or(|due| due > now));
         if wishes.is_empty() && port.is_calm() && sleeps {
             return Ok(());
@@ -209,13 +214,13 @@ impl Tenure {
                 shared.show(state, crate::view::Waiting::default(), std::mem::take(unseen));
             }
             Some(Broken::TellsTooEarly) => {
-                self.conductor.keep(&mut decided)?;
+                self.conductor.keep(&mut decided, now)?;
                 self.stage = Stage::HasLetOut(self.conductor.let_out(decided, now));
                 return Ok(());
             }
             _ => {}
         }
-        self.conductor.keep(&mut decided)?;
+        self.conductor.keep(&mut decided, now)?;
         self.stage = Stage::Decided(decided, now);
         Ok(())
     }
@@ -234,9 +239,9 @@ fn policies() -> (Delays, LinkPolicy, BalancePolicy) {
     (delays, links, BalancePolicy::default())
 }
 
-fn wishes(desk: &Desk) -> Vec<(pod_state::Command, Reply)> {
+fn wishes(desk: &Desk, most: usize) -> Vec<(pod_state::Command, Reply)> {
     let mut wishes = Vec::new();
-    while wishes.len() < WISHES_MAX {
+    while wishes.len() < most {
         match desk.requests().try_recv() {
             Ok(Request::Apply { command, reply }) => wishes.push((command, reply)),
             Ok(_) => {}

@@ -3,32 +3,49 @@
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use openraft::{EntryPayload, LogId};
-use pod_state::model::Apart;
+use openraft::{Entry, EntryPayload, LogId};
+use pod_state::model::{Apart, Changed};
 use pod_state::{Command, State};
 
-use super::super::change::{Change, LogOwner, Outcome};
+use super::super::change::{Change, LogOwner, Outcome, Replicated};
 use super::super::machine::Known;
-use super::storage::Applied;
 
-/// Of all that is known.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct Digest {
+/// What is compared where all have applied the same.
+#[derive(Clone, Debug)]
+enum Compared {
+    /// All that is known.
+    All,
+    /// What a change touched, and the events that it tells: all of a large pod takes too long.
+    Changed(Box<Changed>, usize),
+}
+
+/// Of what is compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Digest {
     state: u64,
     events: u64,
 }
 
-impl Digest {
-    pub(super) fn of(known: &Known) -> Self {
-        let state = known.state.as_ref().map_or(0, of_state);
+impl Compared {
+    fn of(&self, known: &Known) -> Digest {
+        let state = known.state.as_ref().map_or(0, |state| self.of_state(state));
+        let last = match self {
+            Self::All => usize::MAX,
+            Self::Changed(_, events) => *events,
+        };
         let mut events = DefaultHasher::new();
-        known.events.iter().for_each(|event| (event.sequence, &event.message).hash(&mut events));
-        Self { state, events: events.finish() }
+        let told = known.events.iter().rev().take(last);
+        told.for_each(|event| (event.sequence, &event.message).hash(&mut events));
+        Digest { state, events: events.finish() }
     }
-}
 
-fn of_state(state: &State) -> u64 {
-    digest(&serde_json::to_vec(state).expect("a state is JSON"))
+    fn of_state(&self, state: &State) -> u64 {
+        match self {
+            // As replicas keep it: one that cannot be written fails the test.
+            Self::All => digest(&serde_json::to_vec(state).expect("a state is JSON")),
+            Self::Changed(changed, _) => changed.digest(state),
+        }
+    }
 }
 
 fn digest(bytes: &[u8]) -> u64 {
@@ -43,6 +60,7 @@ struct Committed {
     log_id: LogId<LogOwner>,
     /// Of the entry.
     entry: u64,
+    compared: Compared,
     /// Of what it led to.
     led_to: Digest,
 }
@@ -50,11 +68,13 @@ struct Committed {
 /// Knows what was committed, who led, and what was promised.
 #[derive(Debug, Default)]
 pub(super) struct Oracle {
+    /// After each entry only that is compared which it changed.
+    pub(super) compares_changes: bool,
     committed: BTreeMap<u64, Committed>,
     /// What it leads to.
     pub(super) known: Known,
-    /// The state at each of its indices.
-    states: BTreeMap<u64, u64>,
+    /// The state at each of its indices: what is compared of it, and its digest.
+    states: BTreeMap<u64, (Compared, u64)>,
     leaders: BTreeMap<u64, LogOwner>,
     /// How often what has this key was done.
     done: BTreeMap<String, u64>,
@@ -62,32 +82,54 @@ pub(super) struct Oracle {
     never: BTreeMap<String, String>,
     pub(super) voids: u64,
     apart: Apart,
+    /// Machines have done something since it was asked.
+    pub(super) has_news: bool,
+    /// The first thing that a machine did wrong.
+    pub(super) violation: Option<String>,
 }
 
 impl Oracle {
     /// A machine has applied something: what others have there, or what comes next.
-    pub(super) fn applied(&mut self, applied: &Applied) -> Result<(), String> {
-        let Applied { replica, log_id, entry, digest: found } = applied;
-        let index = log_id.index;
-        let Some((entry, outcome)) = entry else {
-            return match self.committed.get(&index) {
-                Some(known) if known.led_to == *found => Ok(()),
-                Some(_) => {
-                    Err(format!("replica {replica} got a snapshot at {index} that others do not have"))
-                }
-                None => Err(format!("replica {replica} got a snapshot of {index}, which nobody has applied")),
-            };
+    pub(super) fn applied(
+        &mut self,
+        replica: u16,
+        (entry, outcome): (&Entry<Replicated>, Outcome),
+        found: &Known,
+    ) {
+        self.has_news = true;
+        if let Err(what) = self.compare(replica, (entry, outcome), found) {
+            self.violation.get_or_insert(what);
+        }
+    }
+
+    /// A snapshot has taken the place of all that a machine knew.
+    pub(super) fn installed(&mut self, replica: u16, index: u64, found: &Known) {
+        self.has_news = true;
+        let what = match self.committed.get(&index) {
+            Some(known) if known.led_to == known.compared.of(found) => return,
+            Some(_) => "that others do not have",
+            None => "which nobody has applied",
         };
+        self.violation.get_or_insert(format!("replica {replica} got a snapshot of {index}, {what}"));
+    }
+
+    fn compare(
+        &mut self,
+        replica: u16,
+        (entry, outcome): (&Entry<Replicated>, Outcome),
+        found: &Known,
+    ) -> Result<(), String> {
+        let (log_id, index) = (entry.log_id, entry.log_id.index);
         // Of a snapshot the log says nothing any more, but somebody applied what is in it.
         let entry_digest = digest(&serde_json::to_vec(&entry.payload).expect("an entry is JSON"));
         if let Some(known) = self.committed.get(&index) {
-            if known.log_id != *log_id || known.entry != entry_digest {
+            if known.log_id != log_id || known.entry != entry_digest {
                 return Err(format!(
                     "replica {replica} has {log_id} committed where others have {}: one of both is lost",
                     known.log_id
                 ));
             }
-            if known.led_to != *found {
+            if known.led_to != known.compared.of(found) {
                 return Err(format!("replica {replica} differs from others after {log_id}"));
             }
             return Ok(());
@@ -96,21 +138,47 @@ impl Oracle {
         if index != next {
             return Err(format!("replica {replica} applied {index}, and nobody has applied {next}"));
         }
+        let before = self.known.state.as_ref().map(|state| state.index);
+        let mut told = 0;
         if let EntryPayload::Normal(change) = &entry.payload {
-            self.change(change, *outcome)?;
-        }
-        let led_to = Digest::of(&self.known);
-        if led_to != *found {
-            return Err(format!("replica {replica} made something else of {log_id} than it says"));
-        }
-        self.committed.insert(index, Committed { log_id: *log_id, entry: entry_digest, led_to });
-        if let Some(state) = &self.known.state {
-            let before = self.states.insert(state.index, led_to.state);
-            if before.is_some_and(|before| before != led_to.state) {
-                return Err(format!("there are two states with index {}", state.index));
+            self.change(change, outcome)?;
+            if let Change::Turn { events, .. } = change {
+                told = events.len();
             }
         }
+        let compared = match self.known.state.as_mut().filter(|_| self.compares_changes) {
+            Some(state) => Compared::Changed(Box::new(Changed::take(state)), told),
+            None => Compared::All,
+        };
+        let led_to = compared.of(&self.known);
+        if led_to != compared.of(found) {
+            return Err(format!("replica {replica} made something else of {log_id} than it says"));
+        }
+        if let Some(state) = &self.known.state {
+            match self.states.get(&state.index) {
+                Some((Compared::All, known)) if *known != led_to.state => {
+                    return Err(format!("there are two states with index {}", state.index));
+                }
+                Some((Compared::Changed(..), _)) if before != Some(state.index) => {
+                    return Err(format!("there are two states with index {}", state.index));
+                }
+                Some(_) => {}
+                None => drop(self.states.insert(state.index, (compared.clone(), led_to.state))),
+            }
+        }
+        self.committed.insert(index, Committed { log_id, entry: entry_digest, compared, led_to });
         Ok(())
+    }
+
+    /// Whether a machine knows the same state, where it is as far as any.
+    pub(super) fn is_the_same(&self, replica: u16, state: &State) -> Result<bool, String> {
+        match &self.known.state {
+            Some(known) if known.index == state.index && known != state => Err(format!(
+                "replica {replica} differs from others where the state has index {}",
+                state.index
+            )),
+            known => Ok(known.as_ref().is_some_and(|known| known.index == state.index)),
+        }
     }
 
     fn change(&mut self, change: &Change, outcome: Outcome) -> Result<(), String> {
@@ -180,7 +248,8 @@ impl Oracle {
     /// A replica shows this.
     pub(super) fn shown(&self, replica: u16, state: &State) -> Result<(), String> {
         // Before it knows anything, it shows an empty pod.
-        if state.index == 0 || self.states.get(&state.index) == Some(&of_state(state)) {
+        let known = self.states.get(&state.index);
+        if state.index == 0 || known.is_some_and(|(compared, known)| *known == compared.of_state(state)) {
             return Ok(());
         }
         Err(format!("replica {replica} shows a state with index {} that is not committed", state.index))

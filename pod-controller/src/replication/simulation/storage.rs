@@ -3,40 +3,28 @@
 use std::fmt::Debug;
 use std::io::Cursor;
 use std::ops::RangeBounds;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use openraft::storage::{LogFlushed, RaftLogStorage, RaftStateMachine, Snapshot};
 use openraft::{
     Entry, EntryPayload, LogId, LogState, OptionalSend, RaftLogReader, StorageError, StoredMembership, Vote,
 };
+use pod_state::Command;
 
 use super::super::change::{Change, LogOwner, Member, Outcome, Replicated};
 use super::super::log::{Log, Meta};
 use super::super::machine::Machine;
 use super::Broken;
-use super::oracle::Digest;
+use super::oracle::Oracle;
 
-/// What a machine did: an entry that it applied, or a snapshot that took its place.
-#[derive(Debug)]
-pub(super) struct Applied {
-    pub(super) replica: u16,
-    pub(super) log_id: LogId<LogOwner>,
-    /// None of a snapshot.
-    pub(super) entry: Option<(Entry<Replicated>, Outcome)>,
-    pub(super) digest: Digest,
-}
-
-/// Hears of everything that machines do.
+/// Has all that machines do looked at, at the moment when they do it.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Witness(Arc<Mutex<Vec<Applied>>>);
+pub(super) struct Witness(Arc<Mutex<Oracle>>);
 
 impl Witness {
-    fn tell(&self, applied: Applied) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(applied);
-    }
-
-    pub(super) fn heard(&self) -> Vec<Applied> {
-        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    /// Whoever looks at it.
+    pub(super) fn oracle(&self) -> MutexGuard<'_, Oracle> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -134,17 +122,23 @@ impl RaftStateMachine<Replicated> for WatchedMachine {
         let mut outcomes = Vec::new();
         let entries: Vec<_> = entries.into_iter().collect();
         for entry in entries {
-            let (log_id, mut made) = (entry.log_id, entry.clone());
+            let mut made = entry.clone();
             if self.broken == Some(Broken::TakesAnyBase)
                 && let EntryPayload::Normal(Change::Turn { base, .. }) = &mut made.payload
             {
                 *base = self.machine.index();
             }
+            if self.broken == Some(Broken::SwapsCommands)
+                && self.replica == 1
+                && let EntryPayload::Normal(Change::Turn { commands, .. }) = &mut made.payload
+                && let [Command::Request { .. }, Command::Request { .. }, ..] = commands.as_slice()
+            {
+                commands.swap(0, 1);
+            }
             let outcome = self.machine.apply([made]).await?;
-            let digest = self.machine.look(Digest::of);
             for outcome in &outcome {
-                let entry = Some((entry.clone(), *outcome));
-                self.witness.tell(Applied { replica: self.replica, log_id, entry, digest });
+                let made = (&entry, *outcome);
+                self.machine.look(|known| self.witness.oracle().applied(self.replica, made, known));
             }
             outcomes.extend(outcome);
         }
@@ -166,8 +160,8 @@ impl RaftStateMachine<Replicated> for WatchedMachine {
     ) -> Result<(), StorageError<LogOwner>> {
         self.machine.install_snapshot(meta, snapshot).await?;
         if let Some(log_id) = meta.last_log_id {
-            let digest = self.machine.look(Digest::of);
-            self.witness.tell(Applied { replica: self.replica, log_id, entry: None, digest });
+            let index = log_id.index;
+            self.machine.look(|known| self.witness.oracle().installed(self.replica, index, known));
         }
         Ok(())
     }

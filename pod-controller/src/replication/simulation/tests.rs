@@ -1,14 +1,17 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
 
 use cxl_pool::simulated::{check_seeds, seeds};
 
+use super::super::log::Sizes;
 use super::Broken;
 use super::group::{Group, Size, Summary};
+use super::large::{HUGE, LARGE};
 
 const TARGET: &str = "-p pod-controller --lib replication::simulation";
-const THREE: Size = Size {
+pub(super) const THREE: Size = Size {
     replicas: 3,
     outside: 0,
     hosts: 4,
@@ -19,6 +22,15 @@ const THREE: Size = Size {
     wish_every_ms: 20,
     calm_ms: 150_000,
     restless: false,
+    pool_mib: 600,
+    filled: 0,
+    asking_max: 12,
+    gathered_max: 8,
+    compare_every_ms: 0,
+    check_every_ms: 500,
+    // Snapshots are made and written often, and in many pieces.
+    sizes: Sizes { part_bytes: 16 << 10, purged: 12, log_least: 24 },
+    chunk_bytes: 4 << 10,
 };
 /// Of those that are broken nothing is expected in the end.
 const BROKEN: Size = Size { calm_ms: 2000, ..THREE };
@@ -79,6 +91,59 @@ fn five_replicas_keep_their_promises_whatever_happens() {
 fn replicas_outside_of_the_pod_help_others_to_lead_and_never_do_themselves() {
     promises_are_kept(4, WITH_ONE_OUTSIDE);
     promises_are_kept(1, WITH_TWO_OUTSIDE);
+}
+
+/// The seed that is to be tried again, or so many.
+fn large_pods_keep_their_promises(test: &str, count: u64, size: Size) {
+    let all = seeds(1);
+    let count = if std::env::var_os("WADI_SEED").is_some() { 1 } else { count };
+    let mut leaders = 0;
+    for seed in all.start..all.start + count {
+        let began = Instant::now();
+        let summary = run(seed, size, None).unwrap_or_else(|what| {
+            panic!(
+                "{what}\nto see it again: WADI_SEED={seed} cargo test {TARGET}::tests::{test} -- --nocapture"
+            )
+        });
+        println!("seed {seed}: {summary:?}, {:.1} s", began.elapsed().as_secs_f64());
+        let filled = usize::try_from(size.filled).expect("few");
+        assert!(summary.instances_max >= filled * 10 / 11, "seed {seed}: few instances: {summary:?}");
+        assert!(summary.compared >= 10, "seed {seed}: little is compared: {summary:?}");
+        leaders += summary.leaders;
+    }
+    assert!(count == 0 || leaders as u64 > count, "nobody takes over from anybody");
+}
+
+#[test]
+fn replicas_of_large_pods_keep_their_promises() {
+    let test = "replicas_of_large_pods_keep_their_promises";
+    large_pods_keep_their_promises(test, seeds(1).count().div_ceil(20) as u64, LARGE);
+}
+
+/// It takes minutes, and is left out where there is one round.
+#[test]
+fn replicas_of_huge_pods_keep_their_promises() {
+    let test = "replicas_of_huge_pods_keep_their_promises";
+    large_pods_keep_their_promises(test, seeds(1).count() as u64 / 20, HUGE);
+}
+
+/// What is compared there of what was changed is enough to notice it.
+#[test]
+fn what_is_broken_on_purpose_is_noticed_in_large_pods() {
+    let size = Size { filled: 100, calm_ms: 2000, ..LARGE };
+    for (broken, symptom, first) in [
+        (Broken::ShowsTooEarly, "that is not committed", 0),
+        (Broken::TellsTooEarly, "tells daemons of state", 0),
+        (Broken::SwapsCommands, "differs from others", 0),
+        (Broken::ForgetsWhatItKept, "is lost", 0),
+    ] {
+        let noticed = (first..first + 20).find_map(|seed| {
+            let what = run(seed, size, Some(broken)).err()?;
+            println!("{broken:?} with seed {seed}: {what}");
+            what.contains(symptom).then_some(())
+        });
+        assert!(noticed.is_some(), "{broken:?} is not noticed");
+    }
 }
 
 #[test]

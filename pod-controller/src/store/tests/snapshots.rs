@@ -63,7 +63,7 @@ fn a_commit_does_not_write_the_state() {
             state.apply(&command).expect("applied");
             let (commands, events) = ([(state.index, &command)], [event(number)]);
             match &mut store {
-                Kept::File(store) => store.commit(&commands, &events, 1, &state).expect("written"),
+                Kept::File(store) => store.commit(&commands, &events, 1, &state, None).expect("written"),
                 Kept::Etcd(store) => store.commit(&commands, &events, &state).expect("written"),
             }
         }

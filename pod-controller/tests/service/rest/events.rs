@@ -61,7 +61,7 @@ fn events_are_gone_when_they_are_and_conditions_say_what_is_missing() {
     {
         let (mut store, known) = Store::open(&pod.path("state.redb")).expect("the state");
         let event = Event { sequence: 20_000, ..drained.events[0].clone() };
-        store.commit(&[], &[event], 20_000, &known.state.expect("a state")).expect("kept");
+        store.commit(&[], &[event], 20_000, &known.state.expect("a state"), None).expect("kept");
     }
     pod.start_controller();
     let after = |id: &str| request("GET", "/v1/events/stream", &format!("last-event-id: {id}\r\n"), "");

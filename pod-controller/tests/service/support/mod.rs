@@ -432,6 +432,7 @@ pub(crate) fn ssd(name: &str) -> DeviceReport {
         reserved_bytes: 0,
         identity: None,
         block_bytes: 512,
+        discard_granularity_bytes: Some(64 << 10),
         iops: None,
         bytes_per_second: None,
     }

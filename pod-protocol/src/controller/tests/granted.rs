@@ -93,6 +93,28 @@ fn grant_after_a_damaged_one_has_a_newer_generation_than_the_rings_had() {
     assert!(look().expect("visible") > before);
 }
 
+/// It may not be kept yet, and whoever hears it must not hear it later than that.
+#[test]
+fn what_is_queued_is_heard_once_it_is_let_out_and_not_before() {
+    let pod = TestPod::simulated(12);
+    let mut clock = Clock::new(&pod);
+    let endpoints = [Role::NetFrontend, Role::NetBackend].map(|role| EndpointId::new(BACKEND.host, role));
+    let [mut frontend, mut backend] = granted(&pod, &mut clock, endpoints);
+    let hears = |link: &mut Link<SimulatedMemory>| {
+        pod.memory(CONTROLLER_HOST).full_fence();
+        matches!(link.poll(Instant::now()), Some(Incoming::Request { .. }))
+    };
+    for endpoint in endpoints {
+        clock.port.send(endpoint, &Command::Synced { version: Version::default() });
+    }
+    assert!(!hears(&mut frontend) && !hears(&mut backend), "nothing is let out yet");
+    clock.port.let_hear(BACKEND);
+    assert!(hears(&mut backend), "it is there for whoever looks");
+    assert!(!hears(&mut frontend), "that was not for this one");
+    clock.after(1);
+    assert!(hears(&mut frontend), "what nobody let out goes at the next look");
+}
+
 #[test]
 fn answer_to_the_join_of_an_older_connection_is_for_nobody() {
     let pod = TestPod::simulated(11);

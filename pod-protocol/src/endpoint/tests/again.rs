@@ -67,6 +67,7 @@ fn backend_of_many_volumes_joins() {
         driver: "file".into(),
         size_bytes: 1 << 60,
         block_bytes: 512,
+        discard_granularity_bytes: None,
         table: Some(VolumeTable { volumes: (1..2000).map(entry).collect() }),
         reserved_bytes: 0,
         identity: None,

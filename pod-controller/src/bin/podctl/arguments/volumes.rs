@@ -149,6 +149,19 @@ pub(crate) enum Volumes {
         #[arg(long, value_name = "GROUP")]
         together: Option<String>,
     },
+    /// Have guests only read a volume, or with --off, write to it again. No instance may use it meanwhile
+    ///
+    /// Examples:
+    ///     podctl volumes read-only golden
+    ///     podctl volumes read-only golden --off
+    #[command(verbatim_doc_comment)]
+    ReadOnly {
+        /// Its name
+        name: String,
+        /// Have guests write to it again
+        #[arg(long)]
+        off: bool,
+    },
     /// Label a volume anew, as a whole; without labels, it has none any more
     Label(Label),
     /// Delete a volume and its data
