@@ -10,8 +10,8 @@ use cxl_pool::{
     Role,
 };
 use pod_protocol::data_channel::DataChannel;
-use pod_protocol::ids::{ChannelId, LeaseId};
-use pod_protocol::objects::{ChannelObject, DiskObject, Engine, VolumeObject};
+use pod_protocol::ids::{ChannelId, LeaseId, PlaceNumber};
+use pod_protocol::objects::{ChannelObject, DiskObject, Engine, ReplicaObject, VolumeObject};
 use pod_protocol::run_directory::RunDirectory;
 use pod_protocol::worker::Turned;
 use vhost_frontend::PoolRam;
@@ -96,6 +96,27 @@ fn channel(peer: Role, outgoing: RingPlacement, incoming: RingPlacement) -> Chan
 
 impl Scene {
     fn new() -> Self {
+        Self::of(|_| {})
+    }
+
+    /// With a disk that is striped.
+    fn striped() -> Self {
+        Self::of(|disk| {
+            let column = |number| ReplicaObject {
+                number,
+                ssd: format!("h1/ssd{number}"),
+                route: disk.route,
+                place: PlaceNumber::FIRST,
+                in_sync: true,
+                away: false,
+                leaving: false,
+            };
+            // What is asked for lies in the first one.
+            (disk.replicas, disk.stripe_bytes) = (vec![column(0), column(1)], Some(DISK_BYTES as u64));
+        })
+    }
+
+    fn of(change: impl FnOnce(&mut DiskObject)) -> Self {
         let directory = tempfile::tempdir_in("/dev/shm").unwrap();
         let options = CreateOptions { size_bytes: Some(64 << 20), ..CreateOptions::default() };
         let pool = Pool::create(&directory.path().join("pool"), &options).unwrap();
@@ -109,7 +130,8 @@ impl Scene {
         }
         let data = Area::new(at((4 * lines).next_multiple_of(64)), LineCount::covering(AREA_BYTES));
         let ram = Area::new(data.start.saturating_add(data.lines), LineCount::covering(RAM_BYTES));
-        let (disk, volume) = objects(data, ram);
+        let (mut disk, volume) = objects(data, ram);
+        change(&mut disk);
         let run = RunDirectory::new(Path::new("/nonexistent"));
         let there = channel(Role::BlkFrontend, rings[1], rings[0]);
         let data = DataChannel::open(&memory, &there, &run).unwrap();
@@ -201,7 +223,12 @@ impl Scene {
 
 #[test]
 fn what_it_refuses_as_a_list_is_copied() {
-    let mut scene = Scene::new();
+    for mut scene in [Scene::new(), Scene::striped()] {
+        copied(&mut scene);
+    }
+}
+
+fn copied(scene: &mut Scene) {
     scene.put(0, 0x17);
     scene.put(1, 0x2a);
     assert_eq!(scene.carry_out(T_OUT, 2), (2, 2));

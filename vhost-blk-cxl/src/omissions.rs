@@ -107,6 +107,7 @@ pub(crate) fn objects(data_area: Area, ram: Area) -> (DiskObject, VolumeObject) 
         serial: "1".to_owned(),
         size_bytes: DISK_BYTES as u64,
         block_bytes: 512,
+        discard_granularity_bytes: None,
         read_only: false,
         queues: 1,
         data_area,

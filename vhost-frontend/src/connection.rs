@@ -162,11 +162,12 @@ impl Connection {
             features,
             event_index_unknown,
             inflight,
+            in_order: self.spec.in_order,
         });
         let next = ring.next_available();
         debug!(device = self.spec.name, ring = index, size, next, enabled, "ring started");
         let starts_device = !self.runs_rings();
-        let ring = ring.beside(self.others_owe(index)?);
+        let ring = ring.beside(self.others_owe(index)?).with_notes(self.notes());
         self.sink.ring_started(if enabled { ring } else { ring.disabled() });
         if starts_device {
             self.spec.config.tell_again();
@@ -201,9 +202,9 @@ impl Connection {
         let used = queue.used_idx(&*memory, Ordering::Acquire).map_err(invalid)?;
         queue.set_next_used(used.0);
         // Of a device that completes in order this is also how far it has come: what a predecessor took and did not complete is taken
-        // again, and nothing twice, whenever the VMM looked for the base that it gives. Where requests in flight are recorded, the
-        // record says it.
-        queue.set_next_avail(if self.spec.inflight { base } else { used.0 });
+        // again, and nothing twice, whenever the VMM looked for the base that it gives. Of another one, if requests in flight are recorded,
+        // the record says it.
+        queue.set_next_avail(if self.spec.in_order { used.0 } else { base });
         Ok(queue)
     }
 
@@ -363,10 +364,8 @@ impl VhostUserBackendReqHandlerMut for Connection {
             | VhostUserProtocolFeatures::BACKEND_REQ
             | VhostUserProtocolFeatures::LOG_SHMFD
             | VhostUserProtocolFeatures::STATUS
-            | VhostUserProtocolFeatures::RESET_DEVICE;
-        if self.spec.inflight {
-            features |= VhostUserProtocolFeatures::INFLIGHT_SHMFD;
-        }
+            | VhostUserProtocolFeatures::RESET_DEVICE
+            | VhostUserProtocolFeatures::INFLIGHT_SHMFD;
         if self.spec.announces {
             features |= VhostUserProtocolFeatures::RARP;
         }

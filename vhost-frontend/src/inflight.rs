@@ -15,9 +15,9 @@
 //!        +------------+------------+--------+---------+
 //! ```
 //!
-//! Completing is a transaction of four writes: the head into `last_batch_head`, the used ring's entry and index, the
-//! head's in-flight mark off, the used index into `used_idx`. Whoever finds `used_idx` behind the used ring knows that
-//! the head in `last_batch_head` was completed and takes its mark off.
+//! Completing some together is a transaction: each head into `last_batch_head`, with the one before it as its `next`; the used ring's
+//! entries and index; the heads' in-flight marks off; the used index into `used_idx`. Whoever finds `used_idx` behind the used ring knows
+//! that as many heads as that is were completed, from the one in `last_batch_head` on, and takes their marks off.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
@@ -121,15 +121,21 @@ impl InflightQueue {
 
     /// Finds what was in flight, given the index of the used ring in guest memory.
     pub(crate) fn recover(&mut self, used_index: u16) -> Resubmission {
-        if self.half(USED_INDEX_AT).load(Ordering::Acquire) != used_index {
-            // The last completion reached the used ring, but the predecessor died before it took the mark off. On a
-            // new region no mark is set, so its zeroed head does no harm.
-            let head = self.half(LAST_BATCH_HEAD_AT).load(Ordering::Acquire);
-            if head < self.size {
-                self.mark(head).store(0, Ordering::Release);
-            }
-            self.half(USED_INDEX_AT).store(used_index, Ordering::Release);
+        let last = used_index.wrapping_sub(self.half(USED_INDEX_AT).load(Ordering::Acquire));
+        if last > self.size {
+            // No batch is longer than the ring: it has been used, or begun anew, without this record, whose marks are of another time.
+            (0..self.size).for_each(|head| self.mark(head).store(0, Ordering::Release));
         }
+        // The last completions reached the used ring, but the predecessor died before it took their marks off.
+        let mut head = self.half(LAST_BATCH_HEAD_AT).load(Ordering::Acquire);
+        for _ in 0..last.min(self.size) {
+            if head >= self.size {
+                break;
+            }
+            self.mark(head).store(0, Ordering::Release);
+            head = self.half_of_entry(head, NEXT_AT).load(Ordering::Acquire);
+        }
+        self.half(USED_INDEX_AT).store(used_index, Ordering::Release);
         let mut heads: Vec<(u64, u16)> = (0..self.size)
             .filter(|&head| self.mark(head).load(Ordering::Acquire) == 1)
             .map(|head| (self.entry_counter(head).load(Ordering::Acquire), head))
@@ -160,15 +166,20 @@ impl InflightQueue {
         self.mark(head).store(0, Ordering::Release);
     }
 
-    /// To be called before `head` goes into the used ring.
-    pub(crate) fn completing(&self, head: u16) {
-        self.half_of_entry(head, NEXT_AT).store(head, Ordering::Release);
-        self.half(LAST_BATCH_HEAD_AT).store(head, Ordering::Release);
+    /// To be called before these heads go into the used ring, in this order.
+    pub(crate) fn completing(&self, heads: impl Iterator<Item = u16>) {
+        for head in heads {
+            let before = self.half(LAST_BATCH_HEAD_AT).load(Ordering::Relaxed);
+            self.half_of_entry(head, NEXT_AT).store(before, Ordering::Release);
+            self.half(LAST_BATCH_HEAD_AT).store(head, Ordering::Release);
+        }
     }
 
-    /// To be called after the used ring's index became `used_index` by it.
-    pub(crate) fn completed(&self, head: u16, used_index: u16) {
-        self.mark(head).store(0, Ordering::Release);
+    /// To be called after the used ring's index became `used_index` by them.
+    pub(crate) fn completed(&self, heads: impl Iterator<Item = u16>, used_index: u16) {
+        for head in heads {
+            self.mark(head).store(0, Ordering::Release);
+        }
         self.half(USED_INDEX_AT).store(used_index, Ordering::Release);
     }
 
@@ -222,8 +233,8 @@ mod tests {
         for head in [5, 0, 7, 2] {
             queue.take(head);
         }
-        queue.completing(0);
-        queue.completed(0, 101);
+        queue.completing([0].into_iter());
+        queue.completed([0].into_iter(), 101);
         drop(queue);
         let mut successor = InflightQueue::open(Arc::clone(&region), 2, 8, 1, 8).unwrap();
         assert_eq!(successor.recover(101), Resubmission { heads: vec![5, 7, 2], next_available: 104 });
@@ -239,15 +250,40 @@ mod tests {
         queue.recover(0);
         queue.take(3);
         queue.take(4);
-        queue.completing(3);
+        queue.completing([3].into_iter());
         // The used index became 1, and then the process died.
         let mut successor = InflightQueue::open(Arc::clone(&region), 1, 8, 0, 8).unwrap();
         assert_eq!(successor.recover(1), Resubmission { heads: vec![4], next_available: 2 });
         // Had it died before the used index moved, both would come again.
         successor.take(3);
-        successor.completing(3);
+        successor.completing([3].into_iter());
         let mut successor = InflightQueue::open(region, 1, 8, 0, 8).unwrap();
         assert_eq!(successor.recover(1), Resubmission { heads: vec![4, 3], next_available: 3 });
+    }
+
+    #[test]
+    fn nor_does_one_repeat_any_of_those_that_were_completed_together() {
+        let region = region(1, 8);
+        let open = || InflightQueue::open(Arc::clone(&region), 1, 8, 0, 8).unwrap();
+        let mut queue = open();
+        queue.recover(u16::MAX);
+        [1, 2, 3, 4, 5, 6].into_iter().for_each(|head| queue.take(head));
+        queue.completing([1].into_iter());
+        queue.completed([1].into_iter(), 0);
+        queue.completing([4, 2, 6].into_iter());
+        // Before the used index moved all of them come again, and after it none.
+        assert_eq!(open().recover(0), Resubmission { heads: vec![2, 3, 4, 5, 6], next_available: 5 });
+        assert_eq!(open().recover(3), Resubmission { heads: vec![3, 5], next_available: 5 });
+    }
+
+    #[test]
+    fn marks_of_a_ring_that_has_begun_anew_are_none() {
+        let region = region(1, 8);
+        let mut queue = InflightQueue::open(Arc::clone(&region), 1, 8, 0, 8).unwrap();
+        queue.recover(50);
+        [7, 1].into_iter().for_each(|head| queue.take(head));
+        let mut successor = InflightQueue::open(region, 1, 8, 0, 8).unwrap();
+        assert_eq!(successor.recover(0), Resubmission { heads: vec![], next_available: 0 });
     }
 
     #[test]

@@ -30,6 +30,7 @@ mod inflight;
 mod memory;
 #[cfg(any(test, feature = "mock"))]
 pub mod mock;
+mod notes;
 mod notice;
 pub mod pacing;
 mod pool_ram;
@@ -48,8 +49,9 @@ pub use copy::{ChainReader, ChainWriter, CopyError};
 pub use dirty_log::{DirtyLog, DirtyLogError, LOG_PAGE_BYTES};
 pub use inflight::{InflightError, InflightQueue, Resubmission, region_bytes};
 pub use memory::{GuestMemory, MemoryError, MemoryTable};
+pub use notes::Notes;
 pub use pool_ram::{PoolMap, PoolRam};
-pub use ring::{Next, Ring, RingBroken, RingParts};
+pub use ring::{Next, OthersOwe, Ring, RingBroken, RingParts};
 pub use server::{ConfigRefused, DeviceSink, DeviceSpec, Server, StopReason, VMM_PATIENCE};
 pub use socket::ListenError;
 pub use view::GuestView;

@@ -193,6 +193,7 @@ impl MockGuest {
             features,
             event_index_unknown: false,
             inflight,
+            in_order: false,
         })
     }
 
@@ -306,21 +307,24 @@ impl MockGuest {
 
     /// Says of all rings what there is to say, as VMMs do before they enable the first one.
     pub fn describe_rings(&mut self) {
+        (0..self.rings.len()).for_each(|index| self.describe_ring(index));
+    }
+
+    /// Says what there is to say of one, for a VMM that enables it before it describes the next.
+    pub fn describe_ring(&mut self, index: usize) {
         let (features, memory) = (self.features, Arc::clone(&self.memory));
-        for index in 0..self.rings.len() {
-            let ring = &mut self.rings[index];
-            ring.indirect = features & 1 << VIRTIO_RING_F_INDIRECT_DESC != 0;
-            ring.event_index = features & 1 << VIRTIO_RING_F_EVENT_IDX != 0;
-            let (size, used) = (ring.size, ring.used_index(&memory));
-            let frontend = self.frontend.as_mut().unwrap();
-            frontend.set_vring_num(index, size).unwrap();
-            frontend.set_vring_base(index, used).unwrap();
-            self.set_ring_addresses(index);
-            let frontend = self.frontend.as_mut().unwrap();
-            let ring = &self.rings[index];
-            frontend.set_vring_call(index, &ring.call).unwrap();
-            frontend.set_vring_kick(index, &ring.kick).unwrap();
-        }
+        let ring = &mut self.rings[index];
+        ring.indirect = features & 1 << VIRTIO_RING_F_INDIRECT_DESC != 0;
+        ring.event_index = features & 1 << VIRTIO_RING_F_EVENT_IDX != 0;
+        let (size, used) = (ring.size, ring.used_index(&memory));
+        let frontend = self.frontend.as_mut().unwrap();
+        frontend.set_vring_num(index, size).unwrap();
+        frontend.set_vring_base(index, used).unwrap();
+        self.set_ring_addresses(index);
+        let frontend = self.frontend.as_mut().unwrap();
+        let ring = &self.rings[index];
+        frontend.set_vring_call(index, &ring.call).unwrap();
+        frontend.set_vring_kick(index, &ring.kick).unwrap();
     }
 
     fn set_ring_addresses(&mut self, index: usize) {

@@ -62,6 +62,26 @@ impl PoolMap {
         self.ranges.is_empty()
     }
 
+    /// Whether all that this map has is in another one, at the same place.
+    pub fn is_within(&self, other: &Self) -> bool {
+        let is_there = |range: &Range| other.find(GuestAddress(range.guest), range.bytes) == Some(range.pool);
+        self.ranges.iter().all(is_there)
+    }
+
+    /// Whether these bytes of the pool are all in it, wherever the guest has them.
+    pub fn has(&self, start: ByteOffset, bytes: u64) -> bool {
+        let (mut at, end) = (start.get(), start.get().saturating_add(bytes));
+        while at < end {
+            let there = self.ranges.iter().filter(|range| range.pool <= at);
+            let Some(next) = there.map(|range| range.pool + range.bytes).max().filter(|&next| next > at)
+            else {
+                return false;
+            };
+            at = next;
+        }
+        true
+    }
+
     /// Where `bytes` bytes of these segments lie, after the first `skip`, if they lie in the pool in one piece.
     pub fn contiguous(&self, segments: &[Segment], skip: u64, bytes: u64) -> Option<ByteOffset> {
         if self.ranges.is_empty() {
@@ -201,6 +221,18 @@ mod tests {
         ]);
         let leased = Some(area(0x1_0000, 0x1_0000));
         let map = PoolMap::new(&memory.unwrap().into(), &PoolRam { file: identity, leased });
+        for (start, bytes, has) in [
+            (0x1_0000, 0x4000, true),
+            (0x1_3000, 0x2000, true),
+            (0x1_0000, 0x8000, true),
+            (0x1_7000, 0x1001, false),
+            (0xf000, 0x2000, false),
+            (0x4_0000, 1, false),
+            (0x1_7000, u64::MAX, false),
+            (0, 0, true),
+        ] {
+            assert_eq!(map.has(ByteOffset::new(start), bytes), has, "{start:#x} {bytes:#x}");
+        }
         let find = |segments: &[Segment], skip, bytes| map.contiguous(segments, skip, bytes);
         let at = |offset| Some(ByteOffset::new(offset));
         assert_eq!(find(&[segment(0x10_0000, 0x1000)], 0, 0x1000), at(0x1_0000));

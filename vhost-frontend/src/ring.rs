@@ -6,6 +6,7 @@ mod earlier;
 mod starting_tests;
 
 use std::fs::File;
+use std::iter::once;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,10 +18,12 @@ use virtio_bindings::bindings::virtio_ring::{
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
+pub use self::earlier::OthersOwe;
 use crate::chain::{Chain, ChainError, ChainLimits, Segment, Table};
 use crate::event;
 use crate::inflight::InflightQueue;
 use crate::memory::GuestMemory;
+use crate::notes::Notes;
 use crate::view::GuestView;
 
 /// A used ring: flags and index, then elements, then the index at which the device wants a kick.
@@ -91,6 +94,9 @@ pub struct RingParts {
     pub event_index_unknown: bool,
     /// Where requests in flight are recorded.
     pub inflight: Option<InflightQueue>,
+    /// The device completes in the order of the ring. What a predecessor took and did not complete is in the ring behind the used index, in
+    /// its order, and is taken there once more.
+    pub in_order: bool,
 }
 
 /// What is done for a ring.
@@ -109,7 +115,6 @@ enum Service {
 /// Look at it once when it arrives: a guest may have kicked before. Requests that a predecessor took and did not
 /// complete come first, in the order in which they were taken.
 #[derive(Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub struct Ring {
     parts: RingParts,
     table: Table,
@@ -121,8 +126,9 @@ pub struct Ring {
     taken_again: bool,
     service: Service,
     enabled: bool,
-    /// Rings that start after it owe requests of a predecessor.
-    others_owe: bool,
+    /// What is known of rings that start after it.
+    others_owe: OthersOwe,
+    notes: Option<Notes>,
     unsignalled: bool,
     /// The used index when the guest was last signalled, or found not to want it.
     signalled: u16,
@@ -134,9 +140,15 @@ impl Ring {
         let mut again = Vec::new();
         if let Some(inflight) = &mut parts.inflight {
             let recovered = inflight.recover(parts.queue.next_used());
-            parts.queue.set_next_avail(recovered.next_available);
-            again = recovered.heads;
-            again.reverse();
+            if parts.in_order {
+                // The last one first: those that still have a mark are always the first ones of the ring.
+                recovered.heads.iter().rev().for_each(|head| inflight.put_back(*head));
+                parts.queue.set_next_avail(parts.queue.next_used());
+            } else {
+                parts.queue.set_next_avail(recovered.next_available);
+                again = recovered.heads;
+                again.reverse();
+            }
         }
         // A driver that knows no event indices does not look at ours.
         parts.queue.set_event_idx(has(parts.features, VIRTIO_RING_F_EVENT_IDX) || parts.event_index_unknown);
@@ -157,7 +169,8 @@ impl Ring {
             taken_again: false,
             service: Service::Full,
             enabled: true,
-            others_owe: false,
+            others_owe: OthersOwe::Nothing,
+            notes: None,
             unsignalled: false,
             signalled,
         };
@@ -180,18 +193,6 @@ impl Ring {
     #[must_use]
     pub fn disabled(self) -> Self {
         Self { enabled: false, ..self }
-    }
-
-    /// The same ring, and whether such owe requests of a predecessor that start after it.
-    #[must_use]
-    pub(crate) fn beside(self, others_owe: bool) -> Self {
-        Self { others_owe, ..self }
-    }
-
-    /// Whether rings that start after this one owe requests of a predecessor: where requests of several rings concern the same
-    /// thing, none of this one that is not [owed](Ring::owed) may begin before those. Not of the ring that starts last.
-    pub fn others_owe(&self) -> bool {
-        self.others_owe
     }
 
     /// Whether what is offered is to be served. If not, it is given back and has no effect.
@@ -328,7 +329,7 @@ impl Ring {
             return Ok(());
         }
         if let Some(inflight) = &self.parts.inflight {
-            inflight.completing(head);
+            inflight.completing(once(head));
         }
         let next = self.parts.queue.next_used();
         if self.parts.queue.add_used(&*self.parts.memory, head, written).is_err() {
@@ -336,7 +337,7 @@ impl Ring {
         }
         self.log_used(next, 1);
         if let Some(inflight) = &self.parts.inflight {
-            inflight.completed(head, self.parts.queue.next_used());
+            inflight.completed(once(head), self.parts.queue.next_used());
         }
         self.unsignalled = true;
         Ok(())

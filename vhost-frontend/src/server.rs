@@ -44,8 +44,9 @@ pub struct DeviceSpec {
     pub queues_hint: fn(u16) -> String,
     /// The longest vring, a power of two.
     pub queue_size_max: u16,
-    /// Record requests in flight, so that a restarted engine resumes them. Not for devices that complete in order.
-    pub inflight: bool,
+    /// It completes requests in the order of their ring. A restarted engine resumes them then whether the VMM has them recorded or not;
+    /// else only if it does.
+    pub in_order: bool,
     /// The VMM may ask that the guest's network address be announced.
     pub announces: bool,
     /// Of a ring's index: whether what the driver offers there is thrown away while the VMM has the ring disabled, as a NIC does with

@@ -162,7 +162,7 @@ impl Device {
             queues: QUEUES,
             queues_hint: |count| format!("ask for {count}"),
             queue_size_max: 256,
-            inflight: true,
+            in_order: false,
             announces: true,
             discards: |index| index == 1,
             pool_ram: None,

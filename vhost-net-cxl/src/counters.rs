@@ -157,10 +157,13 @@ pub enum FrameFault {
     NoReceiver,
     /// It is too short for addresses.
     Short,
+    /// It was received while the backend stood still, and may have arrived at another one.
+    StoodStill,
 }
 
 impl FrameFault {
-    const ALL: [(Self, &str); 2] = [(Self::NoReceiver, "no-receiver"), (Self::Short, "too-short")];
+    const ALL: [(Self, &str); 3] =
+        [(Self::NoReceiver, "no-receiver"), (Self::Short, "too-short"), (Self::StoodStill, "stood-still")];
 }
 
 /// What is counted for one NIC.

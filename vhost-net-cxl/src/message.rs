@@ -98,7 +98,8 @@ pub enum Status {
     /// The packet was refused and counted; sending it again would not help.
     Dropped,
     /// The backend has not heard of this lease or of this generation yet, or keeps nothing for a link that is down: send it again a little
-    /// later. So is everything to the wire that follows, until the first of it comes again: it would overtake what was given back.
+    /// later. So is everything to the wire that follows, until the first of it comes again: it would overtake what was given back. (And
+    /// everything to neighbours, where the backend had not heard of the lease.)
     NotYet,
     /// The lease has a newer generation: whoever sent this no longer holds it.
     Stale,

@@ -119,6 +119,7 @@ pub fn device_reports<'a>(ssds: impl IntoIterator<Item = (&'a str, &'a dyn Ssd)>
             driver: ssd.driver().to_owned(),
             size_bytes: ssd.geometry().size_bytes,
             block_bytes: ssd.geometry().block_bytes,
+            discard_granularity_bytes: ssd.discard_granularity_bytes(),
             table: None,
             reserved_bytes: 0,
             identity: None,

@@ -26,6 +26,8 @@ pub(crate) const TRANSFER_BYTES_MAX: u64 = 1 << 31;
 
 /// Sectors of one discard.
 const DISCARD_SECTORS_MAX: u32 = 1 << 21;
+/// What fits most devices that do not say what they heed.
+const DISCARD_BYTES_CAREFUL: u32 = 4096;
 /// Sectors of one write of zeroes; without help of the file system they are really written.
 const ZEROES_SECTORS_MAX: u32 = 1 << 17;
 
@@ -70,7 +72,6 @@ pub(crate) fn caches_writes(acknowledged: u64, writeback: bool) -> bool {
 /// The configuration space: struct virtio_blk_config.
 pub(crate) fn config_space(disk: &DiskObject, writeback: bool) -> Vec<u8> {
     let mut config = Vec::with_capacity(CONFIG_BYTES);
-    let block_sectors = disk.block_bytes / 512;
     config.extend((disk.size_bytes / SECTOR_BYTES).to_le_bytes()); // capacity
     config.extend(SEGMENT_BYTES_MAX.to_le_bytes()); // size_max
     config.extend(SEGMENTS_MAX.to_le_bytes()); // seg_max
@@ -91,12 +92,23 @@ pub(crate) fn config_space(disk: &DiskObject, writeback: bool) -> Vec<u8> {
     config.extend(disk.queues.to_le_bytes());
     config.extend(DISCARD_SECTORS_MAX.to_le_bytes());
     config.extend(1u32.to_le_bytes()); // max_discard_seg
-    config.extend(block_sectors.max(8).to_le_bytes()); // discard_sector_alignment
+    config.extend(discard_sectors(disk).to_le_bytes()); // discard_sector_alignment
     config.extend(ZEROES_SECTORS_MAX.to_le_bytes());
     config.extend(1u32.to_le_bytes()); // max_write_zeroes_seg
     config.extend([1, 0, 0, 0]); // write_zeroes_may_unmap
     debug_assert_eq!(config.len(), CONFIG_BYTES);
     config
+}
+
+/// What the driver's discards should be multiples of, in sectors: pieces that are less waste everybody's time. It is advice, and smaller
+/// ones are carried out too.
+fn discard_sectors(disk: &DiskObject) -> u32 {
+    let block = disk.block_bytes.max(512);
+    let fits =
+        |&bytes: &u32| bytes.is_multiple_of(block) && (1..=DISCARD_SECTORS_MAX).contains(&(bytes / 512));
+    // What is no whole blocks, or longer than any discard, makes no sense.
+    let whole = disk.discard_granularity_bytes.map(|bytes| bytes.max(block)).filter(fits);
+    whole.unwrap_or(block.max(DISCARD_BYTES_CAREFUL)) / 512
 }
 
 /// The longest range of a discard or a write of zeroes.

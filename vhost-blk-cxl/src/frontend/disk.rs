@@ -4,21 +4,23 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::SyncSender;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cxl_pool::Memory;
 use pod_protocol::ids::PlaceNumber;
 use pod_protocol::objects::DiskObject;
 use vhost_frontend::pacing::{Pacer, Pacing};
-use vhost_frontend::{BufferArea, GuestMemory, PoolMap, PoolRam, Ring, StopReason};
+use vhost_frontend::{BufferArea, GuestMemory, Notes, PoolMap, PoolRam, Ring, StopReason};
 
 use super::device::caches_writes;
 use super::flushed::Flushed;
+use super::owed_elsewhere::OwedElsewhere;
 use super::own_flush::OwnFlush;
 use super::parse::Shape;
 use super::place::{Finder, Place};
 use super::seldom::Seldom;
 use super::slots::{Slot, Slots, State};
+use super::taking_back::TakenBack;
 use super::turn_budget::TurnBudget;
 use super::under_way::UnderWay;
 use super::unflushed::Unflushed;
@@ -111,6 +113,10 @@ pub(crate) struct Disk<M: Memory> {
     pub(super) slots: Slots,
     pub(super) under_way: UnderWay,
     pub(super) unflushed: Unflushed,
+    /// For a successor.
+    pub(super) notes: Option<Notes>,
+    /// They are those of a predecessor.
+    pub(super) adopts: bool,
     pub(super) rings: Vec<Option<Served>>,
     /// Which of them were served here.
     known_rings: Vec<bool>,
@@ -126,8 +132,8 @@ pub(crate) struct Disk<M: Memory> {
     pub(super) blocked: bool,
     /// Nothing new is taken: as soon as nothing is in flight, the disk becomes a mirrored one.
     pub(super) held: bool,
-    /// Of rings that are about to start, a predecessor owes requests.
-    pub(super) owed_elsewhere: bool,
+    /// Whether of rings that have yet to start a predecessor owes requests.
+    pub(super) owed_elsewhere: OwedElsewhere,
     pub(super) first_ring: usize,
     /// Of rings that are being stopped, what a predecessor owes is refused.
     pub(super) refuses_owed: bool,
@@ -137,6 +143,8 @@ pub(crate) struct Disk<M: Memory> {
     pub(super) warnings: Seldom,
     /// Holds it to its share of the fabric, if it has one.
     pub(super) pacer: Option<Pacer>,
+    /// A VMM takes memory back in which data of requests may lie.
+    pub(super) taken_back: Option<TakenBack>,
 }
 
 impl<M: Memory> Disk<M> {
@@ -153,27 +161,30 @@ impl<M: Memory> Disk<M> {
             flushed: Flushed::nothing_of(object.data_area, BUFFER_UNIT_BYTES),
             rings: (0..object.queues).map(|_| None).collect(),
             known_rings: vec![false; object.queues.into()],
+            finder: Finder::new(object.stripe_bytes),
             object,
             counters,
             writeback,
             pool_ram,
-            finder: Finder::new(),
             list: ListBuffer::default(),
             slots: Slots::new(REQUESTS_MAX),
             under_way: UnderWay::none(REQUESTS_MAX),
             unflushed: Unflushed::default(),
+            notes: None,
+            adopts: false,
             own_flushes: Vec::new(),
             waiting_flushes: Vec::new(),
             queued: VecDeque::with_capacity(REQUESTS_MAX.into()),
             refused: false,
             blocked: false,
             held: false,
-            owed_elsewhere: false,
+            owed_elsewhere: OwedElsewhere::Nothing,
             first_ring: 0,
             refuses_owed: false,
             budget: TurnBudget::default(),
             warnings: Seldom::default(),
             pacer: None,
+            taken_back: None,
         }
     }
 
@@ -201,10 +212,11 @@ impl<M: Memory> Disk<M> {
         let known = std::mem::replace(&mut self.known_rings[index], true);
         let caches = caches_writes(ring.features(), self.writeback.load(Ordering::Relaxed));
         let inherited = !known && ring.was_used_before();
+        self.take_notes(ring.notes());
         if inherited {
             self.unflushed.written();
         }
-        self.owed_elsewhere = ring.others_owe();
+        self.owed_elsewhere = OwedElsewhere::beside(ring.others_owe(), Instant::now());
         self.rings[index] = Some(Served { ring, in_flight: 0, unaware: 0, stopping: None });
         self.blocked = false;
         if inherited && !caches {
@@ -217,7 +229,7 @@ impl<M: Memory> Disk<M> {
     /// Lets go of a ring as soon as it may, and says so with its next available index.
     pub(crate) fn stop_ring(&mut self, index: u16, reason: StopReason, done: SyncSender<u16>) {
         // Those that have not started may not do so any more.
-        self.owed_elsewhere = false;
+        self.owed_elsewhere = OwedElsewhere::Nothing;
         self.blocked = false;
         // Where the guest is about to come to, nothing of it was ever taken.
         let leaves_owed = reason == StopReason::Disconnected || self.object.incoming;
@@ -242,8 +254,10 @@ impl<M: Memory> Disk<M> {
         self.release_stopped();
     }
 
-    /// Gives rings back that were asked for and have nothing in flight, and of which nothing is owed.
+    /// Gives rings back that were asked for and have nothing in flight, and of which nothing is owed; and memory that was asked for and in
+    /// which nothing is.
     pub(crate) fn release_stopped(&mut self) {
+        self.finish_taking_back();
         for place in &mut self.rings {
             if let Some(served) = place
                 && served.in_flight == 0
@@ -257,7 +271,7 @@ impl<M: Memory> Disk<M> {
         }
     }
 
-    pub(crate) fn set_guest_memory(&mut self, memory: &GuestMemory) {
+    pub(super) fn set_guest_memory(&mut self, memory: &GuestMemory) {
         self.find_in_pool(memory);
         for served in self.rings.iter_mut().flatten() {
             served.ring.set_memory(GuestMemory::clone(memory));
@@ -300,6 +314,8 @@ impl<M: Memory> Disk<M> {
         for slot in self.slots.in_state(State::Lingering) {
             self.slots.set_state(slot, State::Queued);
         }
+        // Before any of it is sent again.
+        self.finish_taking_back();
     }
 
     /// The new generation is ready: what nobody waits for is over.
@@ -335,16 +351,27 @@ impl<M: Memory> Disk<M> {
         self.blocked = false;
     }
 
-    /// When to try again what waits for its share of the fabric, if anything does.
-    pub(crate) fn pace_wait(&self) -> Option<Duration> {
-        self.pacer.as_ref()?.wait()
+    /// When to try again what waits for its share of the fabric, or for a ring that may not come, if anything does.
+    pub(crate) fn wait(&self) -> Option<Duration> {
+        let paced = self.pacer.as_ref().and_then(Pacer::wait);
+        paced.into_iter().chain(self.owed_elsewhere.wait(Instant::now)).min()
     }
 
-    /// That time is over.
-    pub(crate) fn pace_resumes(&mut self) {
+    /// That time is over, or another disk's.
+    pub(crate) fn wait_is_over(&mut self) {
         if let Some(pacer) = &mut self.pacer {
             pacer.resume();
             self.blocked = false;
+        }
+        if self.owed_elsewhere.is_over(Instant::now) {
+            self.blocked = false;
+        }
+    }
+
+    /// Nobody can say when such a time is over.
+    pub(crate) fn waits_for_no_clock(&mut self) {
+        if self.owed_elsewhere.wait(Instant::now).is_some() {
+            self.owed_elsewhere = OwedElsewhere::Nothing;
         }
     }
 
@@ -357,12 +384,6 @@ impl<M: Memory> Disk<M> {
     /// Whether nothing is in flight, and nothing waits to be sent.
     pub(crate) fn is_quiet(&self) -> bool {
         self.queued.is_empty() && self.slots.with_backend() == 0
-    }
-
-    /// Copies all data from here on.
-    pub(super) fn leave_guest_memory(&mut self) {
-        self.pool_ram = None;
-        self.finder.map = PoolMap::default();
     }
 
     /// How many requests are with the backend.

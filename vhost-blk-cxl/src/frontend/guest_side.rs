@@ -13,7 +13,8 @@ pub(super) struct GuestSide {
     answers: Vec<Completion>,
     /// Buffers were taken back since the last fence.
     taken_back: bool,
-    /// Losses that concern the guest, whichever places there are when it hears of them: by a flush, once all of that has ended.
+    /// Losses that concern the guest, whichever places there are when it hears of them: by a flush, or a write that
+    /// ends in no cache, once all of that has ended.
     pub(super) losses: Unflushed,
 }
 
@@ -49,10 +50,15 @@ impl GuestSide {
         sequence: u64,
         next: u64,
     ) {
-        if request.operation == Operation::Flush
-            && status == Status::Ok
-            && !self.losses.flushed(sequence, Mark::default(), next)
-        {
+        let tells = match request.operation {
+            _ if status != Status::Ok || disk.is_unheard(request.tag) => false,
+            Operation::Flush => !self.losses.flushed(sequence, Mark::default(), next),
+            Operation::Write | Operation::WriteZeroes if request.force_unit_access => {
+                !self.losses.written_through(next)
+            }
+            _ => false,
+        };
+        if tells {
             status = Status::IoError;
         }
         let bytes = if status == Status::Ok { request.length_bytes } else { 0 };

@@ -13,10 +13,12 @@ mod giving_up;
 mod guest_side;
 mod last_look;
 mod mirrored;
+mod owed_elsewhere;
 mod own_flush;
 pub mod parse;
 mod place;
 mod regions;
+mod remembered;
 mod seldom;
 mod serve;
 mod shown;
@@ -25,10 +27,12 @@ mod slots;
 mod spread;
 mod steps;
 mod striped;
+mod taking_back;
 mod task;
 mod turn_budget;
 mod under_way;
 mod unflushed;
+mod vouching;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -205,7 +209,7 @@ impl Frontend {
                 )
             },
             queue_size_max: QUEUE_SIZE_MAX,
-            inflight: true,
+            in_order: false,
             announces: false,
             discards: |_| false,
             pool_ram,
@@ -224,8 +228,7 @@ impl Frontend {
             object: Box::new(object.clone()),
             counters: Arc::clone(&counters),
             writeback: shown.writeback(),
-            // A replica that was dropped may still fill a buffer, which can be kept aside if it is ours only.
-            pool_ram: pool_ram.filter(|_| object.replicas.is_empty()),
+            pool_ram,
         })?;
         if let Some(pacing) = self.meter.pacing(lease) {
             self.pace(lease, Some(pacing))?;
@@ -259,11 +262,13 @@ impl Frontend {
         let boxed = Box::new(object.clone());
         self.worker.call(|done| Message::Update(boxed, done)).map_err(|gone| gone.to_string())?;
         let Some(disk) = self.disks.get_mut(&object.lease) else { return Ok(()) };
-        let grown = disk.object.size_bytes != object.size_bytes;
-        disk.object = object;
+        let before = std::mem::replace(&mut disk.object, object);
+        let grown = before.size_bytes != disk.object.size_bytes;
         if grown {
             info!(lease = %disk.object.lease, bytes = disk.object.size_bytes, "the disk grew");
-            disk.shown.grow(&disk.object);
+        }
+        if grown || before.discard_granularity_bytes != disk.object.discard_granularity_bytes {
+            disk.shown.update(&disk.object);
         }
         Ok(())
     }
@@ -373,7 +378,10 @@ fn may_become(old: &DiskObject, new: &DiskObject) -> bool {
     let (route, number, failed, epoch) = (*route, *number, *failed, *epoch);
     let (write_through, incoming) = (*write_through, *incoming);
     let places = DiskObject { route, replicas, beside, number, epoch, ..old.clone() };
-    let wanted = DiskObject { failed, size_bytes, write_through, incoming, ..places };
+    // What the driver was shown of discards is advice: the others are carried out too.
+    let discard_granularity_bytes = new.discard_granularity_bytes;
+    let wanted =
+        DiskObject { failed, size_bytes, discard_granularity_bytes, write_through, incoming, ..places };
     wanted == *new
 }
 

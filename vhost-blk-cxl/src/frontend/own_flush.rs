@@ -12,7 +12,7 @@ use super::slots::State;
 use crate::message::{Operation, Status};
 
 /// The ring of requests that are in none.
-const NO_RING: u16 = u16::MAX;
+pub(super) const NO_RING: u16 = u16::MAX;
 
 /// A flush of our own.
 pub(super) struct OwnFlush {
@@ -83,18 +83,23 @@ impl<M: Memory> Disk<M> {
         let flush = self.own_flushes.swap_remove(at);
         match status {
             Status::Ok => drop(flush.done.try_send(())),
-            // The guest has yet to hear of it, should it ever flush again.
+            // The guest has yet to hear of it: by its next flush, or without a write cache by its next write.
             _ => self.unflushed.lose(self.slots.next_sequence()),
         }
+        self.note();
         self.free(index);
         true
     }
 
-    /// Nobody carries out our own flushes any more. Those who wait for them hear of it.
+    /// Nobody carries out our own flushes any more. Those who wait for them hear of it, and the guest does.
     pub(super) fn drop_own_flushes(&mut self) {
-        let slots = &self.slots;
+        let (slots, before) = (&self.slots, self.own_flushes.len());
         let given_up =
             |flush: &OwnFlush| matches!(slots.get(flush.index).state, State::Free | State::Abandoned);
         self.own_flushes.retain(|flush| !given_up(flush));
+        if self.own_flushes.len() < before {
+            self.unflushed.lose(self.slots.next_sequence());
+            self.note();
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! Where the data of a request lies: in a buffer of ours, or where the guest has it, in one piece or in several.
 
-use cxl_pool::{ByteOffset, Memory};
+use cxl_pool::{ByteOffset, LINE_BYTES, Memory};
 use tracing::debug;
 use vhost_frontend::pacing::Way;
 use vhost_frontend::{Buffer, BufferArea, Chain, CopyError, PoolMap};
@@ -50,6 +50,11 @@ impl Place {
         }
     }
 
+    /// Whether the guest has it itself.
+    pub(super) fn is_in_guest(self) -> bool {
+        matches!(self, Self::Guest(_) | Self::Guests(_))
+    }
+
     /// What of our own it takes up.
     pub(crate) fn buffer(self) -> Option<Buffer> {
         match self {
@@ -66,13 +71,32 @@ pub(super) struct Finder {
     pub(super) map: PoolMap,
     /// The backend takes lists, as far as we know.
     pub(super) lists: bool,
+    /// All data is copied, wherever it lies.
+    pub(super) copies_all: bool,
+    /// Requests are cut into units of so many bytes, and each part has a list of its own.
+    unit_bytes: Option<u64>,
     found: Box<[(ByteOffset, u32); SEGMENTS_MAX]>,
 }
 
 impl Finder {
-    pub(super) fn new() -> Self {
+    /// For a disk whose requests are cut into units of so many bytes, or are not.
+    pub(super) fn new(unit_bytes: Option<u64>) -> Self {
         let found = Box::new([(ByteOffset::new(0), 0); SEGMENTS_MAX]);
-        Self { map: PoolMap::default(), lists: true, found }
+        Self { map: PoolMap::default(), lists: true, copies_all: false, unit_bytes, found }
+    }
+
+    /// Whether a request in several pieces has one list.
+    pub(super) fn has_whole_lists(&self) -> bool {
+        self.unit_bytes.is_none()
+    }
+
+    /// How much room the list of so many segments takes up, or those of all parts of the request.
+    fn lists_bytes(&self, segments: u16, length_bytes: u64) -> Option<u32> {
+        let Some(unit_bytes) = self.unit_bytes else { return Some(list_bytes(segments)) };
+        // Each part may have a segment that was cut, and has a header and whole lines.
+        let more = list_bytes(0) + u32::try_from(LINE_BYTES).ok()?;
+        let parts = u32::try_from(length_bytes / unit_bytes + 2).ok()?;
+        list_bytes(segments).checked_add(parts.checked_mul(more)?)
     }
 
     /// Where the guest keeps the data of a request, if it is where others may reach it: only whole lines change hands, and devices
@@ -86,7 +110,7 @@ impl Finder {
         block_bytes: u32,
         (buffers, pieces): (&mut BufferArea, &mut Vec<Segment>),
     ) -> Option<Place> {
-        if self.map.is_empty() {
+        if self.copies_all || self.map.is_empty() {
             return None;
         }
         let (segments, skip) = match operation {
@@ -106,7 +130,7 @@ impl Finder {
                 if !found.iter().all(whole) {
                     return None;
                 }
-                let buffer = buffers.alloc(list_bytes(u16::try_from(count).ok()?))?;
+                let buffer = buffers.alloc(self.lists_bytes(u16::try_from(count).ok()?, length_bytes)?)?;
                 pieces.clear();
                 pieces.extend(found.iter().map(|&(start, bytes)| Segment { start, bytes }));
                 Some(Place::Guests(buffer))
@@ -180,7 +204,7 @@ impl<M: Memory> Disk<M> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::sync::Arc;
 
     use cxl_pool::simulated::SimulatedPool;
@@ -193,7 +217,7 @@ mod tests {
 
     const STEP_BYTES: u64 = 64 << 10;
 
-    fn object() -> DiskObject {
+    pub(in super::super) fn object() -> DiskObject {
         DiskObject {
             lease: LeaseId::new(7).unwrap(),
             instance: InstanceId::new(1),
@@ -205,6 +229,7 @@ mod tests {
             serial: String::new(),
             size_bytes: 1 << 30,
             block_bytes: 512,
+            discard_granularity_bytes: None,
             read_only: false,
             queues: 1,
             data_area: Area::new(LineOffset::new(4096), LineCount::covering(2 * STEP_BYTES)),

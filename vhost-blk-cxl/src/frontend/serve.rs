@@ -1,6 +1,6 @@
 //! How a disk serves its guest: taking requests, sending them, answering them.
 
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use cxl_pool::{ByteOffset, LINE_BYTES, LineOffset, Memory};
@@ -70,7 +70,7 @@ impl<M: Memory> Disk<M> {
         // What a predecessor took may have been carried out already, and will be again: whoever saw it, or wrote in its place, before
         // that would see its own undone. Whichever ring it is owed on, it begins first, and what meets it waits for it.
         let owed_here = self.rings.iter().flatten().any(Served::owes);
-        let owed_only = !self.object.failed && (owed_here || self.owed_elsewhere);
+        let owed_only = !self.object.failed && (owed_here || self.owed_elsewhere.any());
         if owed_only && !owed_here {
             self.blocked = true;
             return moved;
@@ -178,7 +178,7 @@ impl<M: Memory> Disk<M> {
                 return served.put_back(slot, &mut self.blocked);
             }
             slot.place = place;
-            self.counters.zero_copy.add(u64::from(matches!(place, Place::Guest(_) | Place::Guests(_))));
+            self.counters.zero_copy.add(u64::from(place.is_in_guest()));
         }
         slot.ring = served.ring.index();
         slot.operation = operation;
@@ -284,8 +284,11 @@ impl<M: Memory> Disk<M> {
         }
         let segments = match slot.place {
             Place::Guests(list) => {
-                let name = (self.holder(), self.slots.tag(index));
-                self.list.write(&self.memory, list.start(), name, slot.pieces.iter().copied());
+                // Else whoever cuts it writes those of its parts.
+                if self.finder.has_whole_lists() {
+                    let name = (self.holder(), self.slots.tag(index));
+                    self.list.write(&self.memory, list.start(), name, slot.pieces.iter().copied());
+                }
                 // No more than a list may have.
                 u16::try_from(slot.pieces.len()).unwrap_or(u16::MAX)
             }
@@ -372,40 +375,6 @@ impl<M: Memory> Disk<M> {
                 self.told();
             }
         }
-    }
-
-    /// The guest was told, by a flush that failed, that it lost writes. What waits in its rings it made before it could know:
-    /// flushes among that do not vouch for those writes either.
-    pub(super) fn told(&mut self) {
-        // The answer before the look at what there is: whatever the guest makes available later, it makes after the answer.
-        fence(Ordering::SeqCst);
-        for served in self.rings.iter_mut().flatten() {
-            served.unaware = served.ring.waiting();
-        }
-    }
-
-    /// The status of a request, given what the device remembers of earlier ones.
-    fn vouched(&mut self, index: u16, completion: &Completion) -> Status {
-        if completion.status != Status::Ok {
-            return completion.status;
-        }
-        if self.unflushed.answered(completion.write_verifier, self.slots.next_sequence()) {
-            warn!(lease = %self.object.lease, instance = self.object.instance_name, device = self.object.device,
-                "the SSD lost writes that were not flushed: the guest's next flush fails");
-            self.counters.lost_writes.add(1);
-        }
-        let (slot, next) = (self.slots.get(index), self.slots.next_sequence());
-        match slot.operation {
-            Operation::Write | Operation::WriteZeroes if !slot.force_unit_access => self.unflushed.written(),
-            Operation::Flush => {
-                let vouched = self.unflushed.flushed(slot.sequence, slot.vouches, next);
-                if !vouched || slot.unaware {
-                    return Status::IoError;
-                }
-            }
-            _ => {}
-        }
-        Status::Ok
     }
 
     /// Ends a request. The guest hears of it with the next signal, unless nobody waits for it.

@@ -15,7 +15,20 @@ pub(crate) struct Shown {
     /// The worker looks at it with every write.
     writeback: Arc<AtomicBool>,
     /// What is shown now. Held until it is, so that nobody shows what another one has changed meanwhile.
-    size_bytes: Arc<Mutex<u64>>,
+    said: Arc<Mutex<Said>>,
+}
+
+/// What the controller may change.
+#[derive(Clone, Copy)]
+struct Said {
+    size_bytes: u64,
+    discard_granularity_bytes: Option<u32>,
+}
+
+impl Said {
+    const fn by(object: &DiskObject) -> Self {
+        Self { size_bytes: object.size_bytes, discard_granularity_bytes: object.discard_granularity_bytes }
+    }
 }
 
 impl Shown {
@@ -25,7 +38,7 @@ impl Shown {
         Self {
             config: ConfigSpace::new(config_space(object, writeback)),
             writeback: Arc::new(AtomicBool::new(writeback)),
-            size_bytes: Arc::new(Mutex::new(object.size_bytes)),
+            said: Arc::new(Mutex::new(Said::by(object))),
         }
     }
 
@@ -46,20 +59,28 @@ impl Shown {
 
     /// The driver switches the write cache.
     pub(crate) fn set_writeback(&self, object: &DiskObject, writeback: bool) {
-        let size_bytes = self.size_bytes();
+        let said = self.said();
         self.writeback.store(writeback, Ordering::Relaxed);
-        let object = DiskObject { size_bytes: *size_bytes, ..object.clone() };
+        let Said { size_bytes, discard_granularity_bytes } = *said;
+        let object = DiskObject { size_bytes, discard_granularity_bytes, ..object.clone() };
         self.config.set(config_space(&object, writeback));
     }
 
-    /// The disk is larger than its object said so far. The driver is told.
-    pub(crate) fn grow(&self, object: &DiskObject) {
-        let mut size_bytes = self.size_bytes();
-        *size_bytes = object.size_bytes;
-        self.config.change(config_space(object, self.writeback.load(Ordering::Relaxed)));
+    /// The controller says something else of the disk. The driver is told of a new size. Of anything else it has no use before it begins
+    /// anew, and then it looks.
+    pub(crate) fn update(&self, object: &DiskObject) {
+        let mut said = self.said();
+        let grew = said.size_bytes != object.size_bytes;
+        *said = Said::by(object);
+        let config = config_space(object, self.writeback.load(Ordering::Relaxed));
+        if grew {
+            self.config.change(config);
+        } else {
+            self.config.set(config);
+        }
     }
 
-    fn size_bytes(&self) -> MutexGuard<'_, u64> {
-        self.size_bytes.lock().unwrap_or_else(PoisonError::into_inner)
+    fn said(&self) -> MutexGuard<'_, Said> {
+        self.said.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

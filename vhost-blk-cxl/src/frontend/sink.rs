@@ -124,7 +124,12 @@ impl DeviceSink for DiskSink {
     fn memory_changed(&mut self, memory: &GuestMemory) {
         let (done, answer) = sync_channel(1);
         let _ = self.worker.send(Message::GuestMemory(self.lease(), GuestMemory::clone(memory), done));
-        let _ = answer.recv();
+        if answer.recv_timeout(DRAIN_PATIENCE) == Err(RecvTimeoutError::Timeout) {
+            warn!(lease = %self.lease(), "requests in memory that the VMM takes back were not answered in time: they fail");
+            let _ = self.worker.send(Message::HurryMemory(self.lease()));
+            // A worker that was fenced meanwhile takes the connection down with it.
+            let _ = answer.recv();
+        }
     }
 
     fn config_written(&mut self, offset: usize, bytes: &[u8]) -> Result<(), ConfigRefused> {

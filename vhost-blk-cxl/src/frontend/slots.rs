@@ -72,7 +72,7 @@ impl Slot {
     /// Whether the backend may write to the guest's own memory: then the guest must not have that back before it is known
     /// that nobody does any more.
     pub(crate) fn fills_guest_memory(&self) -> bool {
-        self.operation == Operation::Read && matches!(self.place, Place::Guest(_) | Place::Guests(_))
+        self.operation == Operation::Read && self.place.is_in_guest()
     }
 }
 
@@ -201,6 +201,11 @@ impl Slots {
         let slot = self.all.get(usize::from(index))?;
         let with_backend = matches!(slot.state, State::Sent | State::Abandoned);
         (with_backend && self.tag(index) == tag && slot.sent_as == generation).then_some(index)
+    }
+
+    /// Whether something holds of any that is not free.
+    pub(crate) fn any(&self, holds: impl Fn(&Slot) -> bool) -> bool {
+        self.all.iter().any(|slot| slot.state != State::Free && holds(slot))
     }
 
     /// All slots in this state, in the order of their requests.

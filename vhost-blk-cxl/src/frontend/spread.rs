@@ -56,9 +56,10 @@ impl<M: Memory> SpreadDisk<M> {
         either!(self, it => it.take())
     }
 
-    /// A predecessor served the guest: some of what it wrote may lie in the caches of all places.
-    pub(super) fn inherits(&mut self) {
-        either!(self, it => it.inherits());
+    /// A ring has started. If it inherits something, a predecessor served the guest: some of what it wrote may lie in the caches of all
+    /// places.
+    pub(super) fn begins(&mut self, inherits: bool) {
+        either!(self, it => it.begins(inherits));
     }
 
     pub(super) fn with_backend(&self, channel: ChannelId) -> u32 {

@@ -26,7 +26,7 @@ use crate::counters::{Counter, Counters};
 use crate::message::Completion;
 
 /// The timer among the worker's sources; rings have tokens from their lease and index.
-const PACE_TIMER: Token = Token(u64::MAX >> 1);
+const TIMER: Token = Token(u64::MAX >> 1);
 
 /// What the worker is told.
 pub(crate) enum Message {
@@ -54,8 +54,10 @@ pub(crate) enum Message {
     HurryRing(LeaseId, u16, StopReason),
     /// Bring what was written to a disk to its medium.
     Flush(LeaseId, SyncSender<()>),
-    /// The guest's memory changed.
+    /// The guest's memory changed; answered when no request has its data in what is gone any more.
     GuestMemory(LeaseId, GuestMemory, SyncSender<()>),
+    /// Do not wait for such requests any longer.
+    HurryMemory(LeaseId),
     /// A disk is held to a share of the fabric from now on, or no longer.
     Pace(LeaseId, Option<Arc<Pacing>>, Reply<Result<(), String>>),
     /// Some time has passed.
@@ -81,8 +83,8 @@ pub(crate) struct FrontendTask<M: Memory> {
     pub(super) completions: Vec<Completion>,
     /// Messages that make no sense, of all channels.
     pub(super) malformed: Arc<Counter>,
-    /// For disks that have used up their share of the fabric; there since one has one.
-    pace_timer: Option<PaceTimer>,
+    /// For disks that have used up their share of the fabric, or wait for a ring that may not come; there since one may have to.
+    timer: Option<PaceTimer>,
 }
 
 impl<M: Memory> FrontendTask<M> {
@@ -104,7 +106,7 @@ impl<M: Memory> FrontendTask<M> {
             reporter,
             completions: Vec::with_capacity(RECEIVE_BUDGET),
             malformed,
-            pace_timer: None,
+            timer: None,
         }
     }
 
@@ -162,10 +164,16 @@ impl<M: Memory> FrontendTask<M> {
         {
             warn!(%lease, ring = ring.index(), %error, "cannot watch the ring's kick: it is served late");
         }
-        if disk.start_ring(ring)
-            && let Some(spread) = self.spread.get_mut(&lease)
-        {
-            spread.inherits();
+        let inherits = disk.start_ring(ring);
+        let waits = disk.wait().is_some();
+        if let Some(spread) = self.spread.get_mut(&lease) {
+            spread.begins(inherits);
+        }
+        if waits && let Err(error) = self.have_timer(sources) {
+            warn!(%lease, error, "what a predecessor took from rings that start late may be carried out after newer requests");
+            if let Some(disk) = self.disk_mut(lease) {
+                disk.waits_for_no_clock();
+            }
         }
     }
 
@@ -192,9 +200,8 @@ impl<M: Memory> FrontendTask<M> {
         pacing: Option<Arc<Pacing>>,
         sources: &mut Sources,
     ) -> Result<(), String> {
-        if self.pace_timer.is_none() && pacing.is_some() {
-            let timer = PaceTimer::new().and_then(|timer| sources.add(&timer, PACE_TIMER).map(|()| timer));
-            self.pace_timer = Some(timer.map_err(|error| format!("no timer: {error}"))?);
+        if pacing.is_some() {
+            self.have_timer(sources)?;
         }
         if let Some(disk) = self.disk_mut(lease) {
             disk.pace(pacing);
@@ -202,10 +209,18 @@ impl<M: Memory> FrontendTask<M> {
         Ok(())
     }
 
+    fn have_timer(&mut self, sources: &mut Sources) -> Result<(), String> {
+        if self.timer.is_none() {
+            let timer = PaceTimer::new().and_then(|timer| sources.add(&timer, TIMER).map(|()| timer));
+            self.timer = Some(timer.map_err(|error| format!("no timer: {error}"))?);
+        }
+        Ok(())
+    }
+
     fn arm_timer(&mut self) {
-        let Some(timer) = &mut self.pace_timer else { return };
+        let Some(timer) = &mut self.timer else { return };
         let disks = self.disks.values().chain(self.spread.values().map(SpreadDisk::disk));
-        if let Some(wait) = disks.filter_map(Disk::pace_wait).min() {
+        if let Some(wait) = disks.filter_map(Disk::wait).min() {
             timer.arm(wait);
         }
     }
@@ -265,11 +280,14 @@ impl<M: Memory> Task for FrontendTask<M> {
                     disk.flush_writes(done);
                 }
             }
-            Message::GuestMemory(lease, memory, done) => {
+            Message::GuestMemory(lease, memory, done) => match self.disk_mut(lease) {
+                Some(disk) => disk.change_memory(&memory, done),
+                None => drop(done.try_send(())),
+            },
+            Message::HurryMemory(lease) => {
                 if let Some(disk) = self.disk_mut(lease) {
-                    disk.set_guest_memory(&memory);
+                    disk.hurry_taking_back();
                 }
-                let _ = done.try_send(());
             }
             Message::Pace(lease, pacing, done) => done.send(self.pace(lease, pacing, sources)),
             Message::Tick(pace) => {
@@ -335,13 +353,13 @@ impl<M: Memory> Task for FrontendTask<M> {
     }
 
     fn ready(&mut self, token: Token) {
-        if token == PACE_TIMER {
-            if let Some(timer) = &mut self.pace_timer {
+        if token == TIMER {
+            if let Some(timer) = &mut self.timer {
                 timer.fired();
             }
-            self.disks.values_mut().for_each(Disk::pace_resumes);
+            self.disks.values_mut().for_each(Disk::wait_is_over);
             for spread in self.spread.values_mut() {
-                spread.disk_mut().pace_resumes();
+                spread.disk_mut().wait_is_over();
             }
             return;
         }

@@ -21,8 +21,9 @@ const BLKDISCARD: libc::Ioctl = 0x1277;
 /// How the discards of a device are carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
-    /// Its file system makes holes.
-    Holes,
+    /// Its file system makes holes of whole blocks of so many bytes, 0 if it does not say. What is left of a range at both ends it only
+    /// overwrites with zeros, which gives nothing back.
+    Holes { block_bytes: u64 },
     /// It is a block device, and forgets whole units of so many bytes. What is left of a range at both ends it keeps.
     Forgets { granularity_bytes: u64 },
     /// It is a block device that cannot: nothing is done, for a discard is advice.
@@ -32,9 +33,11 @@ pub(super) enum Way {
 impl Way {
     /// How it is with this file or device.
     pub(super) fn of(file: &File) -> Self {
-        let Ok(metadata) = file.metadata() else { return Self::Holes };
+        let Ok(metadata) = file.metadata() else { return Self::Holes { block_bytes: 0 } };
         if !metadata.file_type().is_block_device() {
-            return Self::Holes;
+            // Not `st_blksize`, which is how much is best read at once.
+            let block_bytes = rustix::fs::fstatvfs(file).map_or(0, |it| it.f_bsize);
+            return Self::Holes { block_bytes };
         }
         let number = metadata.rdev();
         let device = format!("/sys/dev/block/{}:{}", libc::major(number), libc::minor(number));
@@ -48,6 +51,17 @@ impl Way {
             // Where nobody says, the device does.
             _ => Self::Forgets { granularity_bytes: limit("discard_granularity").unwrap_or(0) },
         }
+    }
+
+    /// Of how many bytes, from such a boundary on, a discard has to be to have any effect, where that is known.
+    ///
+    /// Where the device's own boundaries do not begin with its first byte (`discard_alignment`), a guest cannot be told: virtio has no
+    /// field for that.
+    pub(super) fn granularity_bytes(self) -> Option<u32> {
+        let (Self::Holes { block_bytes: bytes } | Self::Forgets { granularity_bytes: bytes }) = self else {
+            return None;
+        };
+        u32::try_from(bytes).ok().filter(|&bytes| bytes > 0)
     }
 }
 
@@ -152,10 +166,24 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_granularity_is_said_where_there_is_one() {
+        for (way, said) in [
+            (Way::Holes { block_bytes: 1024 }, Some(1024)),
+            (Way::Holes { block_bytes: 0 }, None),
+            (Way::Forgets { granularity_bytes: 2 << 20 }, Some(2 << 20)),
+            (Way::Forgets { granularity_bytes: 0 }, None),
+            (Way::Forgets { granularity_bytes: 1 << 32 }, None),
+            (Way::Nothing, None),
+        ] {
+            assert_eq!(way.granularity_bytes(), said, "{way:?}");
+        }
+    }
+
+    #[test]
     fn what_is_no_block_device_makes_holes_and_refuses_the_ioctl() {
         let file = tempfile::tempfile_in("/dev/shm").unwrap();
         file.set_len(1 << 20).unwrap();
-        assert_eq!(Way::of(&file), Way::Holes);
+        assert_eq!(Way::of(&file), Way::Holes { block_bytes: 4096 });
         let mut discards = Discards::begin(&file, 2).unwrap();
         assert_eq!(discards.listen(), None, "there is nothing to hear");
         discards.ask(7, 0, 4096);

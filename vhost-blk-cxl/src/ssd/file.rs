@@ -252,6 +252,10 @@ impl Ssd for FileSsd {
         self.geometry
     }
 
+    fn discard_granularity_bytes(&self) -> Option<u32> {
+        self.medium.way_of_discards().granularity_bytes()
+    }
+
     fn submit(&mut self, command: Command) -> Result<(), Full> {
         if !self.accepts(&command)? {
             return Ok(());
@@ -260,7 +264,7 @@ impl Ssd for FileSsd {
             Operation::Read | Operation::Write => Stage::Move { done: 0 },
             Operation::Flush => Stage::Sync,
             Operation::Discard => match self.medium.way_of_discards() {
-                Way::Holes => Stage::Punch,
+                Way::Holes { .. } => Stage::Punch,
                 Way::Forgets { .. } => Stage::Forget,
                 Way::Nothing => {
                     self.in_flight -= 1;

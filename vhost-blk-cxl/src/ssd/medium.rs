@@ -123,7 +123,7 @@ impl Medium {
         match self {
             Self::Kernel(engine) => engine.way_of_discards(),
             // It brings zeros to what lies behind it.
-            Self::Volatile(_) => Way::Holes,
+            Self::Volatile(_) => Way::Holes { block_bytes: 0 },
         }
     }
 

@@ -102,6 +102,12 @@ pub trait Ssd: Send {
     /// What the device is.
     fn geometry(&self) -> Geometry;
 
+    /// What a discard has to be a multiple of, with its offset, to have any effect, if the device says so. Others are carried out as well
+    /// as can be.
+    fn discard_granularity_bytes(&self) -> Option<u32> {
+        None
+    }
+
     /// Commands have their data in these areas of the pool, until others are named: so a driver may prepare them.
     fn set_areas(&mut self, _areas: &[Area]) {}
 

@@ -114,7 +114,7 @@ impl Engine {
         let way = Way::of(&file);
         let discards = match way {
             Way::Forgets { .. } => Some(Discards::begin(&file, depth)?),
-            Way::Holes | Way::Nothing => None,
+            Way::Holes { .. } | Way::Nothing => None,
         };
         Ok(Self {
             way,

@@ -2,13 +2,15 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 
 use cxl_pool::{CreateOptions, HardwareMemory};
 use pod_protocol::endpoint::{Handler, Reporter};
 use pod_protocol::objects::{Object, ObjectId, TableObject};
-use pod_protocol::reports::Report;
+use pod_protocol::reports::{DeviceReport, Report};
 use pod_protocol::volume_table::{VolumeEntry, VolumeTable};
-use vhost_blk_cxl::ssd::{FileSsd, Label};
+use vhost_blk_cxl::backend::device_reports;
+use vhost_blk_cxl::ssd::{FileSsd, Label, Ssd};
 
 use crate::pod::loop_device::LoopDevice;
 use crate::pod::*;
@@ -70,6 +72,28 @@ impl Scene {
         self.pod.apply_disk();
         Driver::connected(&self.pod)
     }
+}
+
+/// What a loop device heeds is a block of the file system below.
+#[test]
+fn what_a_block_device_or_a_file_heeds_is_told() {
+    let Some(scene) = Scene::new() else { return };
+    let limits = scene.device.sysfs().join("queue/discard_granularity");
+    let device: u32 = std::fs::read_to_string(limits).unwrap().trim().parse().unwrap();
+    let told = |path: &Path| {
+        let pool = crate::zero_copy::pool();
+        let ssd = FileSsd::open("ssd1", path, Some(1 << 20), &pool).unwrap();
+        let reports = device_reports([("ssd1", &ssd as &dyn Ssd)]);
+        let [DeviceReport::Ssd { discard_granularity_bytes, .. }] = reports[..] else {
+            panic!("{reports:?}")
+        };
+        discard_granularity_bytes
+    };
+    let Scene { pod, device: loop_device, .. } = scene;
+    drop(pod);
+    assert_eq!(told(&loop_device.path), Some(device));
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    assert_eq!(told(&directory.path().join("file")), Some(4096));
 }
 
 #[test]

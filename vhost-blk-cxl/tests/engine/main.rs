@@ -11,8 +11,10 @@ mod block_device;
 mod column_moves;
 mod column_order;
 mod crash;
+mod discards;
 mod failover;
 mod forged;
+mod forgotten;
 mod generations;
 mod hanging;
 mod intent_log;
@@ -31,9 +33,11 @@ mod requests;
 mod restarts;
 mod striped;
 mod striped_power;
+mod untold;
 mod vhost_user_return;
 mod vhost_user_ssd;
 mod zero_copy;
+mod zero_copy_spread;
 
 /// What follows `cargo test` to run one again.
 const TARGET: &str = "-p vhost-blk-cxl --test engine";

@@ -44,7 +44,7 @@ fn what_the_only_one_in_sync_lost_is_not_left_on_one_that_comes_in_line() {
     // The copy stays, while what the guest writes and other copies pass.
     pod.controls[1].keep_writes_at(Some(VOLUME_START));
     pod.revive(1);
-    eventually(|| pod.controls[1].keeps_write());
+    eventually(|| pod.controls[1].keeps_any());
     assert_eq!(driver.write_sectors(4000, &pattern(2, 4096)), OK);
     pod.controls[0].lose();
     // The answer tells.

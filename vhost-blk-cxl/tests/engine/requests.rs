@@ -24,8 +24,19 @@ fn the_configuration_space_describes_the_disk() {
     let mut driver = Driver::connected(&pod);
     let config = driver.guest.config(60);
     let word = |at: usize| u32::from_le_bytes(config[at..at + 4].try_into().unwrap());
+    for (name, bit) in [("SIZE_MAX", 1), ("SEG_MAX", 2), ("TOPOLOGY", 10)] {
+        assert!(
+            driver.guest.features() & 1 << bit != 0,
+            "{name}: without it the driver does not look at these"
+        );
+    }
     assert_eq!(u64::from_le_bytes(config[..8].try_into().unwrap()), VOLUME_BYTES / SECTOR);
+    assert_eq!((word(8), word(12)), (32 << 10, 126), "bytes of a segment, and segments");
     assert_eq!(word(20), 512, "block size");
+    // 4096 bytes are written at once, 8 blocks from the first one on, and shorter requests than that cost no more than as long a one.
+    assert_eq!(config[24..26], [3, 0], "physical block's exponent, and where the first one begins");
+    assert_eq!(u16::from_le_bytes([config[26], config[27]]), 1, "the shortest request that pays, in blocks");
+    assert_eq!(word(28), 0, "no length is better than others");
     assert_eq!(config[32], 1, "write cache");
     assert_eq!(u16::from_le_bytes([config[34], config[35]]), 2, "queues");
     assert!(word(36) > 0 && word(48) > 0, "discard and write zeroes");
@@ -34,7 +45,7 @@ fn the_configuration_space_describes_the_disk() {
 }
 
 /// The disk gets a MiB more.
-fn grow<M: Memory>(pod: &mut Pod<M>) {
+pub(crate) fn grow<M: Memory>(pod: &mut Pod<M>) {
     // The backend first: nothing that the guest may ask for is refused there.
     pod.volume.size_bytes += 1 << 20;
     pod.disk.size_bytes += 1 << 20;

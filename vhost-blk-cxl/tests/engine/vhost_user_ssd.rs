@@ -142,6 +142,7 @@ fn a_target_full_of_commands_is_the_model() {
     let target = Target::start(8 * MIB, ",writable=on");
     let mut bench = Bench::connect(&target);
     assert_eq!(bench.ssd.geometry().size_bytes, 8 * MIB);
+    assert_eq!(bench.ssd.discard_granularity_bytes(), Some(512), "what it calls a block");
     let mut model = vec![0; 8 << 20];
     for round in 0..4_u64 {
         let mut count = 0;

@@ -1,13 +1,18 @@
 //! Guests whose memory lies in the pool: the same answers as everywhere else, and no copy where none is needed.
 
 use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::thread;
 
 use cxl_pool::simulated::Random;
 use cxl_pool::{Area, ByteOffset, CreateOptions, LineCount, Memory, Pool};
 use pod_protocol::endpoint::Handler;
 use pod_protocol::ids::{ChannelId, PlaceNumber};
 use pod_protocol::objects::{DiskObject, ObjectId, ReplicaObject, Route};
+use vhost::VhostUserMemoryRegionInfo;
+use vhost::vhost_user::VhostUserFrontend;
 use vhost_blk_cxl::message::Operation;
 use vhost_blk_cxl::segments::Segment;
 use vhost_frontend::mock::{MockGuest, Piece};
@@ -17,6 +22,8 @@ use crate::pod::*;
 
 const QUEUES: u16 = 2;
 const QUEUE_SIZE: u16 = 128;
+/// Memory that a guest gets and gives back while it runs.
+const PLUGGED_BYTES: u64 = 1 << 20;
 
 /// A pod over a real pool, with room for a guest's memory.
 struct Setup<M: Memory> {
@@ -26,7 +33,7 @@ struct Setup<M: Memory> {
     ram: Area,
 }
 
-fn pool() -> Pool {
+pub(crate) fn pool() -> Pool {
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();
     let options = CreateOptions { size_bytes: Some(96 << 20), ..CreateOptions::default() };
     // The mapping and its file are enough from here on, and nothing is left of a test that is killed.
@@ -79,15 +86,16 @@ macro_rules! with_both_memories {
     ($($name:ident => $check:ident;)*) => {$(
         #[test]
         fn $name() {
-            let pool = pool();
+            let pool = $crate::zero_copy::pool();
             let memory = pool.hardware();
             $check(&memory, pool);
-            let pool = self::pool();
+            let pool = $crate::zero_copy::pool();
             let memory = pool.software();
             $check(&memory, pool);
         }
     )*};
 }
+pub(crate) use with_both_memories;
 
 with_both_memories! {
     whole_sectors_in_one_piece_are_not_copied => no_copy;
@@ -97,6 +105,7 @@ with_both_memories! {
     nor_is_it_while_the_channel_begins_anew => failed_anew;
     a_vmm_that_comes_back_waits_for_what_the_device_still_has => reconnected;
     what_is_read_is_logged_for_a_guest_that_moves => logged;
+    memory_that_is_taken_back_is_gone_when_no_device_uses_it => taken_back;
 }
 
 /// A read that the device itself put into the guest's memory, and one that was copied there.
@@ -374,6 +383,54 @@ fn reconnected<M: Memory>(memory: &M, pool: Pool) {
     assert_eq!(driver.read(driver.place(1).data, 4096), data);
     let reads = setup.control.log().into_iter().filter(|command| command.operation == Operation::Read);
     assert_eq!(reads.count(), 2, "the in-flight region had it done again");
+}
+
+fn taken_back<M: Memory>(memory: &M, pool: Pool) {
+    let setup = Setup::new(pool, memory, true);
+    // Its rings lie elsewhere.
+    let mut driver = Driver::connected(&setup.pod);
+    let start = setup.ram.start_byte().get();
+    let file = setup.pool.fd().try_clone_to_owned().unwrap();
+    let first = driver.guest.end().next_multiple_of(PLUGGED_BYTES);
+    let [plugged, other] = [0, PLUGGED_BYTES].map(|from| VhostUserMemoryRegionInfo {
+        guest_phys_addr: first + from,
+        memory_size: PLUGGED_BYTES,
+        userspace_addr: first + from,
+        mmap_offset: start + from,
+        mmap_handle: file.as_raw_fd(),
+    });
+    driver.guest.frontend().add_mem_region(&other).unwrap();
+    let data = pattern(5, 4096);
+    assert_eq!(driver.write_sectors(8, &data), OK);
+    for (kind, elsewhere) in [(T_IN, false), (T_OUT, false), (T_IN, true)] {
+        driver.guest.frontend().add_mem_region(&plugged).unwrap();
+        setup.control.hold(true);
+        let place = driver.place(1);
+        let place = Place { data: if elsewhere { &other } else { &plugged }.guest_phys_addr, ..place };
+        driver.write_header(place, kind, 8);
+        let head = driver.guest.offer(0, &Driver::pieces(place, kind, 4096), None);
+        eventually(|| setup.control.waiting() == 1);
+        let mut vmm = driver.guest.frontend().clone();
+        let (tells, told) = channel();
+        let taking = thread::spawn(move || tells.send(vmm.remove_mem_region(&plugged).is_ok()).unwrap());
+        if elsewhere {
+            assert_eq!(told.recv_timeout(PATIENCE), Ok(true), "nothing of it is in use");
+        } else {
+            assert!(told.recv_timeout(QUIET).is_err(), "the device may use it at any time");
+        }
+        setup.control.hold(false);
+        assert_eq!(driver.answer(0, 1, head).0, OK);
+        if kind == T_IN && !elsewhere {
+            let mut read = vec![0; 4096];
+            memory.read(ByteOffset::new(start), &mut read);
+            assert_eq!(read, data);
+        }
+        if !elsewhere {
+            assert_eq!(told.recv_timeout(PATIENCE), Ok(true));
+        }
+        taking.join().unwrap();
+    }
+    assert_eq!(setup.direct_and_bounced(), (3, 1));
 }
 
 #[test]

@@ -37,9 +37,13 @@ impl LoopDevice {
         }
     }
 
+    /// Where the kernel says of it what it is.
+    pub fn sysfs(&self) -> PathBuf {
+        Path::new("/sys/block").join(self.path.file_name().unwrap())
+    }
+
     pub fn done(&self) -> Done {
-        let about = Path::new("/sys/block").join(self.path.file_name().unwrap());
-        let statistics = fs::read_to_string(about.join("stat")).unwrap();
+        let statistics = fs::read_to_string(self.sysfs().join("stat")).unwrap();
         let fields: Vec<u64> = statistics.split_whitespace().map(|field| field.parse().unwrap()).collect();
         Done { writes: fields[4], discards: fields[11], flushes: fields[15] }
     }

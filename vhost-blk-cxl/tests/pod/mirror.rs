@@ -31,7 +31,7 @@ pub(super) const RINGS: u64 = 32768;
 pub(super) const RING_LINES: u64 = 200_000;
 
 /// Who has not answered in time is told again, as the controller has it.
-pub(super) fn obeyed(mut tell: impl FnMut() -> Result<(), String>) {
+pub fn obeyed(mut tell: impl FnMut() -> Result<(), String>) {
     eventually(|| tell().is_ok());
 }
 
@@ -98,6 +98,7 @@ impl MirrorPod {
             serial: "vol0".to_owned(),
             size_bytes: MIRROR_BYTES,
             block_bytes: 512,
+            discard_granularity_bytes: None,
             read_only: false,
             queues: 2,
             data_area: side.data_area,
@@ -295,7 +296,7 @@ impl MirrorPod {
         };
         if self.labelled {
             backend.keep_tables(vec![("ssd0".to_owned(), self.label(index))]);
-            backend.apply(Object::Table(self.table(index))).unwrap();
+            obeyed(|| backend.apply(Object::Table(self.table(index))));
         }
         obeyed(|| backend.scrub(RegionId::new(1), self.disk.data_area));
         self.new_rings(index, false);

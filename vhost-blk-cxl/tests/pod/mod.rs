@@ -8,6 +8,7 @@ pub mod column_move;
 pub mod drives;
 pub mod file_bench;
 pub mod history;
+pub mod in_pool;
 pub mod loop_device;
 pub mod mirror;
 pub mod mirror_move;
@@ -111,6 +112,7 @@ impl<M: Memory> Pod<M> {
             serial: "wadi-volume-0001-of-many".to_owned(),
             size_bytes: VOLUME_BYTES,
             block_bytes: 512,
+            discard_granularity_bytes: None,
             read_only: false,
             queues: 2,
             data_area: data,

@@ -23,7 +23,7 @@ pub struct Control {
 }
 
 /// A command, and where its data lies if that is in several places.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct Given {
     pub command: Command,
     pub list: Vec<Segment>,
@@ -54,13 +54,13 @@ struct State {
     log: Vec<Given>,
     depth: usize,
     in_order: bool,
-    /// Writes that begin at this offset are kept, whatever else is carried out.
-    keeps: Option<u64>,
+    /// Writes, or reads, that begin at this offset are kept, whatever else is carried out.
+    keeps: Option<(bool, u64)>,
 }
 
 impl State {
     fn is_kept(&self, given: &Given) -> bool {
-        given.command.operation.writes() && self.keeps == Some(given.command.offset_bytes)
+        self.keeps == Some((given.command.operation.writes(), given.command.offset_bytes))
     }
 
     /// What is to be carried out now.
@@ -166,12 +166,18 @@ impl Control {
 
     /// Keeps writes that begin there, and carries out all others.
     pub fn keep_writes_at(&self, offset_bytes: Option<u64>) {
-        self.state.lock().unwrap().keeps = offset_bytes;
+        self.state.lock().unwrap().keeps = offset_bytes.map(|at| (true, at));
         self.ring();
     }
 
-    /// Whether it has such a write.
-    pub fn keeps_write(&self) -> bool {
+    /// The same of reads.
+    pub fn keep_reads_at(&self, offset_bytes: Option<u64>) {
+        self.state.lock().unwrap().keeps = offset_bytes.map(|at| (false, at));
+        self.ring();
+    }
+
+    /// Whether it has such a request.
+    pub fn keeps_any(&self) -> bool {
         let state = self.state.lock().unwrap();
         state.waiting.iter().any(|given| state.is_kept(given))
     }

@@ -12,6 +12,8 @@ use vm_memory::{FileOffset, MmapRegion};
 use super::{Connection, refused};
 use crate::inflight::{InflightQueue, region_bytes};
 use crate::memory::file_holds;
+use crate::notes::{NOTES_BYTES, Notes};
+use crate::ring::OthersOwe;
 
 /// The in-flight region of this connection.
 #[derive(Debug)]
@@ -25,7 +27,7 @@ impl Connection {
     /// Makes a region for a VMM that has none yet.
     pub(super) fn make_inflight(&mut self, wanted: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
         let (queues, size) = (wanted.num_queues, wanted.queue_size);
-        let bytes = region_bytes(queues, size) as u64;
+        let bytes = (region_bytes(queues, size) + NOTES_BYTES) as u64;
         let file = inflight_file(bytes).map_err(Error::ReqHandlerError)?;
         let described = VhostUserInflight::new(bytes, 0, queues, size);
         let ours = file.try_clone().map_err(Error::ReqHandlerError)?;
@@ -55,19 +57,34 @@ impl Connection {
         Ok(())
     }
 
-    /// Whether of a ring that starts after this one, since the VMM has said already how it kicks there, a predecessor may have left
-    /// requests in flight.
-    pub(super) fn others_owe(&self, index: u16) -> Result<bool> {
-        for (other, vring) in (0..).zip(&self.vrings) {
-            let starts = !vring.running && vring.kick_known && vring.addresses.is_some();
-            if other != index
-                && starts
-                && self.inflight_queue(other, vring.size)?.is_some_and(|queue| queue.has_marks())
-            {
-                return Ok(true);
+    /// Whether of rings that do not run while this one starts a predecessor may have left requests in flight.
+    pub(super) fn others_owe(&self, index: u16) -> Result<OthersOwe> {
+        let mut found = OthersOwe::Nothing;
+        let others = (0..).zip(&self.vrings).filter(|(other, vring)| *other != index && !vring.running);
+        for (other, vring) in others {
+            // It starts, since the VMM has said already how it kicks there.
+            if vring.kick_known && vring.addresses.is_some() {
+                if self.inflight_queue(other, vring.size)?.is_some_and(|queue| queue.has_marks()) {
+                    return Ok(OthersOwe::Starting);
+                }
+            } else if self.has_marks(other) {
+                found = OthersOwe::Undescribed;
             }
         }
-        Ok(false)
+        Ok(found)
+    }
+
+    /// Whether there are marks of a ring of which the VMM has not said how long it is: the record has room for one of any length. A
+    /// part that nobody could begin from says nothing.
+    fn has_marks(&self, index: u16) -> bool {
+        let size = self.inflight.as_ref().map_or(0, |inflight| inflight.size);
+        self.inflight_queue(index, size).is_ok_and(|queue| queue.is_some_and(|queue| queue.has_marks()))
+    }
+
+    /// What an engine notes for its successor, if there is room for it.
+    pub(super) fn notes(&self) -> Option<Notes> {
+        let inflight = self.inflight.as_ref()?;
+        Notes::open(Arc::clone(&inflight.region), region_bytes(inflight.queues, inflight.size))
     }
 
     /// The part of the region that is ring `index`'s, of `size` descriptors, if there is a region.

@@ -29,7 +29,7 @@ fn connection() -> Connection {
         queues: 1,
         queues_hint: |count| format!("ask for {count}"),
         queue_size_max: 64,
-        inflight: true,
+        in_order: false,
         announces: true,
         discards: |_| false,
         pool_ram: None,

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap, VolatileMemory};
 
-use super::{Next, Ring, RingBroken, RingParts, Service};
+use super::{Ring, RingBroken, RingParts, Service};
 use crate::chain::Chain;
 use crate::view::GuestView;
 
@@ -22,11 +22,11 @@ impl Ring {
         if self.is_broken() || chains.is_empty() {
             return Ok(0);
         }
-        if !self.again.is_empty() || self.parts.inflight.is_some() {
-            return self.next_chains_singly(chains);
+        if !self.again.is_empty() {
+            return self.next_chains_again(chains);
         }
         self.taken_again = false;
-        let RingParts { queue, memory, .. } = &mut self.parts;
+        let RingParts { queue, memory, inflight, .. } = &mut self.parts;
         let view = GuestView::new(memory);
         let taken = available_index(queue, memory, self.table.size).and_then(|available| {
             self.available = available;
@@ -58,25 +58,19 @@ impl Ring {
         }
         let next = queue.next_avail().wrapping_add(taken);
         queue.set_next_avail(next);
+        if let Some(inflight) = inflight {
+            chains[..usize::from(taken)].iter().for_each(|chain| inflight.take(chain.head()));
+        }
         Ok(usize::from(taken))
     }
 
-    fn next_chains_singly(&mut self, chains: &mut [Chain]) -> Result<usize, RingBroken> {
-        // Those that are handed out again and those of the ring are put back to different places, so one kind at a time.
-        let mut of_one_kind = chains.len();
-        if !self.again.is_empty() {
-            of_one_kind = of_one_kind.min(self.again.len());
+    /// Those that a predecessor took, and no others: the two kinds are put back to different places.
+    fn next_chains_again(&mut self, chains: &mut [Chain]) -> Result<usize, RingBroken> {
+        let count = chains.len().min(self.again.len());
+        for chain in &mut chains[..count] {
+            self.next_chain(chain)?;
         }
-        let chains = &mut chains[..of_one_kind];
-        for (taken, chain) in chains.iter_mut().enumerate() {
-            match self.next_chain(chain) {
-                Ok(Next::Chain | Next::Malformed(_)) => {}
-                Err(broken) if taken == 0 => return Err(broken),
-                // If it was parked, the ones before are still worth serving.
-                Ok(Next::Empty) | Err(_) => return Ok(taken),
-            }
-        }
-        Ok(chains.len())
+        Ok(count)
     }
 
     /// Puts several requests, each with how many bytes of it were written, into the used ring so that the guest sees all
@@ -86,17 +80,20 @@ impl Ring {
         if self.service == Service::Silent || used.is_empty() {
             return Ok(());
         }
-        if self.parts.inflight.is_some() {
-            // Each of them is recorded by itself.
-            return used.iter().try_for_each(|(head, written)| self.complete(*head, *written));
+        let RingParts { queue, memory, inflight, .. } = &mut self.parts;
+        let heads = || used.iter().map(|(head, _)| *head);
+        if let Some(inflight) = inflight {
+            inflight.completing(heads());
         }
-        let RingParts { queue, memory, .. } = &mut self.parts;
         let Some(next) = write_used(memory, queue.used_ring(), queue.next_used(), self.table.size, used)
         else {
             return self.silence();
         };
         let before = queue.next_used();
         queue.set_next_used(next);
+        if let Some(inflight) = inflight {
+            inflight.completed(heads(), next);
+        }
         self.log_used(before, next.wrapping_sub(before));
         self.unsignalled = true;
         Ok(())
@@ -172,6 +169,7 @@ fn write_used(
 mod tests {
     use std::sync::{Arc, Mutex};
 
+    use super::super::Next;
     use super::*;
     use crate::chain::ChainError;
     use crate::memory::GuestMemory;
@@ -213,6 +211,7 @@ mod tests {
             features: 0,
             event_index_unknown: false,
             inflight: None,
+            in_order: false,
         };
         (Ring::new(parts), memory)
     }

@@ -26,6 +26,15 @@ fn guest(offered: u16) -> GuestMemory {
 
 /// A ring of which so many were used, and where the guest hears of it.
 fn ring(memory: GuestMemory, used: u16, inflight: Option<InflightQueue>) -> (Ring, File) {
+    ring_of(memory, used, inflight, false)
+}
+
+fn ring_of(
+    memory: GuestMemory,
+    used: u16,
+    inflight: Option<InflightQueue>,
+    in_order: bool,
+) -> (Ring, File) {
     let mut queue = Queue::new(SIZE).unwrap();
     queue.set_size(SIZE);
     queue.try_set_desc_table_address(GuestAddress(0)).unwrap();
@@ -45,6 +54,7 @@ fn ring(memory: GuestMemory, used: u16, inflight: Option<InflightQueue>) -> (Rin
         features: 0,
         event_index_unknown: false,
         inflight,
+        in_order,
     };
     (Ring::new(parts), call)
 }
@@ -68,6 +78,29 @@ fn a_ring_that_was_used_before_is_known() {
     let memory = guest(0);
     memory.write_obj(1_u32, GuestAddress(USED + 4 + 8 * u64::from(SIZE - 1) + 4)).unwrap();
     assert!(is_known(memory, 0));
+}
+
+#[test]
+fn a_device_that_completes_in_order_takes_from_the_ring_again_what_the_record_has_in_flight() {
+    let region = Arc::new(MmapRegion::new(region_bytes(1, SIZE)).unwrap());
+    let inflight = || InflightQueue::open(Arc::clone(&region), 1, SIZE, 0, SIZE).unwrap();
+    let (mut ring, _call) = ring_of(guest(3), 0, Some(inflight()), true);
+    let mut chains = [Chain::default(), Chain::default(), Chain::default()];
+    assert_eq!(ring.next_chains(&mut chains[..2]), Ok(2));
+    let heads = chains.each_ref().map(Chain::head);
+    ring.complete_together(&[(heads[0], 0)]).unwrap();
+    assert_eq!(inflight().recover(1), Resubmission { heads: vec![heads[1]], next_available: 2 });
+
+    let memory = ring.memory().clone();
+    let (mut ring, _call) = ring_of(memory.clone(), 1, Some(inflight()), true);
+    assert_eq!((ring.owed(), ring.next_available()), (0, 1));
+    assert_eq!(inflight().recover(1), Resubmission { heads: vec![], next_available: 1 }, "nothing yet");
+    assert_eq!(ring.next_chains(&mut chains), Ok(2));
+    assert_eq!(chains[0].head(), heads[1]);
+    // Two that a packet lies in come together or not at all.
+    ring.complete_together(&[(chains[0].head(), 1), (chains[1].head(), 1)]).unwrap();
+    let (ring, _call) = ring_of(memory, 3, Some(inflight()), true);
+    assert_eq!((ring.owed(), ring.next_available()), (0, 3));
 }
 
 #[test]

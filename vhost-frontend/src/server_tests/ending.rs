@@ -46,7 +46,7 @@ fn a_vmm_that_reads_no_answers_does_not_keep_a_device_from_ending() {
 #[test]
 fn a_device_that_completes_in_order_goes_on_where_it_was_whatever_the_vmm_says() {
     let device = Device::start_by(|path, spec, sink| {
-        Server::listen(path, DeviceSpec { inflight: false, ..spec }, sink)
+        Server::listen(path, DeviceSpec { in_order: true, ..spec }, sink)
     });
     let mut guest = connected(&device.socket());
     works(&mut guest);

@@ -37,6 +37,10 @@ impl<M: Memory> Backend<M> {
         }
         port.check(outcome, &self.tell);
         let bypassing = port.nic.identity().cache_bypassing;
+        if !self.batch.is_empty() && !self.may_act() {
+            self.forget_received(place);
+            return true;
+        }
         let batch = std::mem::take(&mut self.batch);
         if !bypassing {
             // What the driver, or the kernel on its behalf, wrote goes out before anybody hears of it.
@@ -63,6 +67,21 @@ impl<M: Memory> Backend<M> {
         self.batch = batch;
         self.receivers = receivers;
         busy
+    }
+
+    /// Gives the buffers of the frames back that were just received. The backend stood still between its question whether it may act and
+    /// the NIC's answer: others may have delivered the same frames meanwhile.
+    fn forget_received(&mut self, place: usize) {
+        let port = &mut self.ports[place];
+        port.counters.count_frames(FrameFault::StoodStill, self.batch.len() as u64);
+        if let Some(buffers) = &mut port.buffers {
+            for piece in self.batch.pieces() {
+                if let Some(buffer) = buffers.at(piece.at) {
+                    buffers.give_back(buffer);
+                }
+            }
+        }
+        self.batch.clear();
     }
 
     /// The device wrote behind our cache. What is about to be looked at of its frames may lie there, as it was before.

@@ -39,6 +39,7 @@ use pod_protocol::worker::{Progress, Reply, Sources, Task, Token};
 
 use self::direct::Direct;
 use self::finishing::Workbench;
+use self::given_back::TooEarly;
 pub use self::handler::{BackendHandler, WatchedNic};
 use self::port::Port;
 use self::registration::Registration;
@@ -88,6 +89,7 @@ pub struct Backend<M: Memory> {
     /// Which registrations a lease has, as indices of ports and registrations.
     leases: HashMap<LeaseId, Vec<(usize, RegistrationIndex)>, IdHash>,
     told: Told,
+    too_early: TooEarly,
     /// Drivers accept something else than the NICs were told, and when those were told last because of that.
     offloads_changed: bool,
     offloads_agreed: Option<Instant>,
@@ -130,6 +132,7 @@ impl<M: Memory> Backend<M> {
             channels: Vec::new(),
             leases: HashMap::default(),
             told: Told::default(),
+            too_early: TooEarly::default(),
             offloads_changed: false,
             offloads_agreed: None,
             batch: Batch::new(),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use cxl_pool::{Area, Memory};
 use pod_protocol::ids::{ChannelId, LeaseId};
 use pod_protocol::objects::{
-    ChannelObject, NicObject, Object, ObjectId, REGISTRATIONS_MAX, RegistrationObject,
+    ChannelObject, NicObject, Object, ObjectId, REGISTRATIONS_MAX, RegistrationObject, RegistrationState,
 };
 use pod_protocol::worker::{Sources, Token};
 
@@ -73,6 +73,7 @@ impl<M: Memory> Backend<M> {
     /// Takes back what the frontend behind a channel holds.
     fn forget_frontend(&mut self, channel: ChannelId) {
         self.told.forget(channel);
+        self.too_early.forget(channel);
         for port in &mut self.ports {
             for index in 0..port.registrations.len() {
                 let behind = |it: &Registration| it.object.channel == channel;
@@ -151,7 +152,11 @@ impl<M: Memory> Backend<M> {
         port.switch.set(index, object.mac, object.policy.vlan, object.state);
         let tag = port.next_tag(index);
         port.backlog.admit(index, (&object.policy.transmit, object.priority), Instant::now());
-        let (state, accepts) = (object.state, self.told.get((object.channel, lease)));
+        let (state, of) = (object.state, (object.channel, lease));
+        let accepts = self.told.get(of);
+        // What is only to take over sends nothing: it is given more of that back.
+        let sends = state != RegistrationState::Standby;
+        let too_early = if sends { self.too_early.take(of, object.generation) } else { None };
         tracing::info!(%lease, nic = object.nic, ?state, generation = object.generation.get(), "registered");
         match &mut port.registrations[index.get()] {
             Some(registration) => {
@@ -171,6 +176,11 @@ impl<M: Memory> Backend<M> {
             }
         }
         let port = &mut self.ports[place];
+        if let Some(registration) = &mut port.registrations[index.get()]
+            && let Some(too_early) = too_early
+        {
+            registration.given_back = too_early;
+        }
         port.announcing = true;
         port.tell_flows();
         self.look_at_promises();

@@ -1,7 +1,6 @@
 //! From the frontends to the wire, or to a local instance.
 
 use cxl_pool::{Area, LINE_BYTES, Memory};
-use pod_protocol::ids::LeaseId;
 
 use super::Backend;
 use super::direct;
@@ -72,10 +71,10 @@ impl<M: Memory> Backend<M> {
         let (place, index) = match self.sender(first) {
             Sender::Known(port, index) => (port, index),
             Sender::Refused(status) => {
-                if status == Status::NotYet {
-                    self.note_given_back(channel, first.lease, &messages());
-                }
                 let end = &mut self.channels[channel];
+                if status == Status::NotYet {
+                    self.too_early.note((end.object().id, first.lease), messages());
+                }
                 if !self.leases.contains_key(&first.lease) {
                     end.counters().strays.add(run.len() as u64);
                 }
@@ -227,23 +226,6 @@ impl<M: Memory> Backend<M> {
         Sender::Refused(newest_refusal)
     }
 
-    /// Notes what a frontend is given back before its lease, or the new generation of that, is here.
-    fn note_given_back(
-        &mut self,
-        channel: usize,
-        lease: LeaseId,
-        messages: &(impl Iterator<Item = NetMessage> + Clone),
-    ) {
-        let channel = self.channels[channel].object().id;
-        for (port, index) in self.leases.get(&lease).into_iter().flatten() {
-            if let Some(registration) = &mut self.ports[*port].registrations[index.get()]
-                && registration.object.channel == channel
-            {
-                messages.clone().for_each(|message| registration.given_back.note(&message));
-            }
-        }
-    }
-
     /// Passes a checked packet on to whoever it is for. Answers at once unless it waits for the wire.
     fn pass_on(
         &mut self,
@@ -258,7 +240,9 @@ impl<M: Memory> Backend<M> {
         let mut receivers = std::mem::take(&mut self.receivers);
         let mut source = std::mem::take(&mut self.source);
         let to_wire = port.switch.route(addresses, vlan, &mut receivers);
-        if to_wire && port.gives_back(index, &message) {
+        let gives_back =
+            if to_wire { port.gives_back(index, &message) } else { port.gives_back_local(index, &message) };
+        if gives_back {
             (self.receivers, self.source) = (receivers, source);
             return Some(Status::NotYet);
         }
@@ -313,6 +297,9 @@ impl<M: Memory> Backend<M> {
         let accepts = Offloads::from_bits(message.bytes);
         let leases = &self.leases;
         self.told.note((channel, message.lease), accepts, |lease| leases.contains_key(&lease));
+        if message.sequence == REOPENS {
+            self.too_early.reopen((channel, message.lease));
+        }
         let Some(registrations) = leases.get(&message.lease) else { return };
         for (port, index) in registrations {
             if let Some(registration) = &mut self.ports[*port].registrations[index.get()]

@@ -173,6 +173,18 @@ impl Port {
         gives_back
     }
 
+    /// Whether a packet of this registration that goes to neighbours only is given back for now, and notes it if so: something that comes
+    /// before it was, wherever that goes to.
+    #[inline]
+    pub(super) fn gives_back_local(&mut self, index: RegistrationIndex, message: &NetMessage) -> bool {
+        let Some(registration) = &mut self.registrations[index.get()] else { return false };
+        let gives_back = registration.given_back.is_before_local(message);
+        if gives_back {
+            registration.given_back.note(message);
+        }
+        gives_back
+    }
+
     /// Whether it takes packets, or at least did so when it was looked at last.
     #[inline]
     pub(super) fn has_wire(&self) -> bool {

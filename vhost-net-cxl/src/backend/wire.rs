@@ -94,7 +94,7 @@ impl<M: Memory> Backend<M> {
 
     fn send_to_wire(&mut self, place: usize) -> bool {
         let mut any = false;
-        while self.may_act() {
+        loop {
             let port = &mut self.ports[place];
             port.backlog.choose(|| *self.now.get_or_insert_with(Instant::now));
             while let Some(packet) = port.backlog.front()
@@ -107,6 +107,9 @@ impl<M: Memory> Backend<M> {
             if let Some(packet) = port.backlog.front()
                 && !port.nic.identity().offloads.contains(packet.header.required())
             {
+                if !self.may_act() {
+                    return any;
+                }
                 match self.send_unfinished(place) {
                     Some(true) => {
                         any = true;
@@ -119,8 +122,9 @@ impl<M: Memory> Backend<M> {
             let mut outbox = std::mem::take(&mut self.outbox);
             let whole = self.fill(place, &mut outbox);
             let count = outbox.len();
-            let port = &mut self.ports[place];
-            let outcome = if count == 0 { Ok(0) } else { port.nic.transmit(&outbox) };
+            // Right before it sends: whoever stands still after that has sent no more than a batch.
+            let sends = count > 0 && self.may_act();
+            let outcome = if sends { self.ports[place].nic.transmit(&outbox) } else { Ok(0) };
             self.outbox = outbox;
             if count == 0 {
                 if whole {
@@ -134,7 +138,7 @@ impl<M: Memory> Backend<M> {
             let sent = match outcome {
                 Ok(sent) => sent,
                 Err(error) => {
-                    port.check(Err(error), &self.tell);
+                    self.ports[place].check(Err(error), &self.tell);
                     return any;
                 }
             };
@@ -163,7 +167,6 @@ impl<M: Memory> Backend<M> {
                 return any;
             }
         }
-        any
     }
 
     /// Puts the packets at the front that the NIC can send as they are into `outbox`, as many as fit. False if it ended at one

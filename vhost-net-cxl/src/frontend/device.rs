@@ -1,6 +1,7 @@
 //! The virtio-net device as the VMM sees it.
 
 use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cxl_pool::FileIdentity;
 use pod_protocol::endpoint::Reporter;
@@ -51,8 +52,7 @@ pub fn device_spec(object: &PortObject, pool_file: Option<FileIdentity>) -> Devi
             )
         },
         queue_size_max: QUEUE_SIZE_MAX,
-        // Descriptors are returned in order, so the used index says what is done.
-        inflight: false,
+        in_order: true,
         announces: true,
         // Transmit queues.
         discards: |index| !index.is_multiple_of(2),
@@ -82,74 +82,117 @@ fn config_space(object: &PortObject) -> Vec<u8> {
 
 /// Passes what the VMM says on to the worker.
 pub(super) struct Sink {
-    lease: LeaseId,
     worker: WorkerHandle<Order>,
+    attachment: Arc<Attachment>,
+}
+
+/// What the controller is told about the VMM of a lease.
+struct Attachment {
+    lease: LeaseId,
     reporter: Reporter,
+    /// Nobody reports without it, so that what is reported last is what holds.
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
     connected: bool,
-    /// Which queues run: released ones have nothing under way.
+    /// Which queues run.
     running: BTreeSet<u16>,
+    /// None runs any more, and what they sent is still under way.
+    letting_go: bool,
+}
+
+impl Attachment {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing panics while it holds the lock.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn report(&self, state: &State) {
+        self.reporter.report(Report::Attachment {
+            lease: self.lease,
+            connected: state.connected,
+            running: !state.running.is_empty() || state.letting_go,
+            write_through: false,
+        });
+    }
+
+    /// What the queues sent is done with. They may run again by now.
+    fn let_go(&self) {
+        let mut state = self.state();
+        if std::mem::take(&mut state.letting_go) {
+            self.report(&state);
+        }
+    }
+
+    fn connected(&self, connected: bool) {
+        let mut state = self.state();
+        state.connected = connected;
+        self.report(&state);
+    }
 }
 
 impl Sink {
     pub(super) fn new(lease: LeaseId, worker: WorkerHandle<Order>, reporter: Reporter) -> Self {
-        Self { lease, worker, reporter, connected: false, running: BTreeSet::new() }
+        Self { worker, attachment: Arc::new(Attachment { lease, reporter, state: Mutex::default() }) }
     }
 
-    fn report(&self) {
-        self.reporter.report(Report::Attachment {
-            lease: self.lease,
-            connected: self.connected,
-            running: !self.running.is_empty(),
-            write_through: false,
-        });
+    fn lease(&self) -> LeaseId {
+        self.attachment.lease
     }
 }
 
 // A worker that has ended was fenced or told to stop, and the daemon ends too: nothing is left to be told.
 impl DeviceSink for Sink {
     fn connected(&mut self) {
-        self.connected = true;
-        self.report();
+        self.attachment.connected(true);
     }
 
     fn nobody_came(&mut self) {
         // Whoever knows of a VMM in our life before waits for this.
-        self.report();
+        self.attachment.report(&self.attachment.state());
     }
 
     fn features(&mut self, acknowledged: u64) {
-        let _ = self.worker.send(Order::Features(self.lease, acknowledged));
+        let _ = self.worker.send(Order::Features(self.lease(), acknowledged));
     }
 
     fn ring_started(&mut self, ring: Ring) {
-        let first = ring.is_enabled() && self.running.insert(ring.index()) && self.running.len() == 1;
-        let _ = self.worker.send(Order::RingStarted(self.lease, Box::new(ring)));
-        if first {
-            self.report();
+        let (index, enabled) = (ring.index(), ring.is_enabled());
+        // The worker hears of it first: it tells nobody then that queues were let go of which run again.
+        let _ = self.worker.send(Order::RingStarted(self.lease(), Box::new(ring)));
+        let mut state = self.attachment.state();
+        if enabled && state.running.insert(index) && state.running.len() == 1 {
+            state.letting_go = false;
+            self.attachment.report(&state);
         }
     }
 
     fn ring_stopped(&mut self, index: u16, _reason: StopReason) -> u16 {
         // What the ring sent lies in the pool already, so its descriptors are returned at once in either case.
         // Unless some of it lies in the guest's memory.
-        let next = self.worker.call(|reply| Order::RingStopped(self.lease, index, reply)).unwrap_or(0);
-        if self.running.remove(&index) && self.running.is_empty() {
-            self.report();
+        let next = self.worker.call(|reply| Order::RingStopped(self.lease(), index, reply)).unwrap_or(0);
+        let mut state = self.attachment.state();
+        if state.running.remove(&index) && state.running.is_empty() {
+            state.letting_go = true;
+            let attachment = Arc::clone(&self.attachment);
+            let then = Box::new(move || attachment.let_go());
+            let _ = self.worker.send(Order::LetGo(self.lease(), then));
         }
         next
     }
 
     fn memory_changed(&mut self, memory: &GuestMemory) {
-        let _ = self.worker.call(|reply| Order::MemoryChanged(self.lease, memory.clone(), reply));
+        let _ = self.worker.call(|reply| Order::MemoryChanged(self.lease(), memory.clone(), reply));
     }
 
     fn announce(&mut self, address: [u8; 6]) {
-        let _ = self.worker.send(Order::Announce(self.lease, MacAddress::new(address)));
+        let _ = self.worker.send(Order::Announce(self.lease(), MacAddress::new(address)));
     }
 
     fn disconnected(&mut self) {
-        self.connected = false;
-        self.report();
+        self.attachment.connected(false);
     }
 }
 
@@ -191,7 +234,6 @@ mod tests {
             has(bits::VIRTIO_NET_F_CSUM) && has(bits::VIRTIO_NET_F_GUEST_CSUM) && has(bits::VIRTIO_NET_F_MQ)
         );
         assert!(!has(bits::VIRTIO_NET_F_HOST_TSO4) && !has(bits::VIRTIO_NET_F_GUEST_TSO4));
-        assert!(!spec.inflight);
         let assumed = |bit: u32| spec.assumed_features >> bit & 1 == 1;
         assert!(assumed(VIRTIO_F_VERSION_1) && assumed(bits::VIRTIO_NET_F_CSUM));
         assert!(!assumed(bits::VIRTIO_NET_F_GUEST_CSUM) && !assumed(VIRTIO_RING_F_EVENT_IDX));

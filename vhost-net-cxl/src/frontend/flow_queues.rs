@@ -13,36 +13,63 @@ use crate::vnet_header::HEADER_BYTES;
 
 /// What is looked at to tell flows apart: virtio-net, Ethernet, VLAN, IPv6 and port fields.
 const FRONT_BYTES: usize = 80;
-/// Of so many flows it is known at the same time, if none have the same place: as many as Linux' TAP devices know.
+/// Flows that differ in the low bits of their hash only by chance are known side by side, so many of them.
+const WAYS: usize = 8;
+/// Of so many flows it is known at the same time, if they spread well: as many as Linux' TAP devices know.
 const FLOWS: usize = 4096;
+const SETS: usize = FLOWS / WAYS;
+/// The pair's number and one, or nothing.
+const PAIR_BITS: u32 = 8;
+const PAIR_MASK: u32 = (1 << PAIR_BITS) - 1;
+
+// What is left of a hash besides its set's number fits beside the pair, so no flow is taken for another with a different hash.
+const _: () = assert!(SETS.is_power_of_two() && SETS.trailing_zeros() >= PAIR_BITS);
+const _: () = assert!(size_of::<Set>() == 32 && align_of::<Set>() == 32, "a set lies in one cache line");
 
 /// The newest pair of queues of each flow.
 pub(super) struct FlowQueues {
-    /// By the flow's hash: the pair's number and one, or nothing. Flows with the same place share what is known: then packets
-    /// take another queue than they might, and none is lost.
-    pairs: Box<[u8; FLOWS]>,
+    sets: Box<[Set; SETS]>,
 }
+
+/// Flows whose hashes have the same low bits, the one that sent last in front: a new one drives out the one that was silent for longest.
+/// Two of them that had one place would drag each other from queue to queue, and arrive out of order.
+#[derive(Clone, Copy)]
+#[repr(align(32))]
+struct Set([u32; WAYS]);
 
 impl FlowQueues {
     pub(super) fn new() -> Self {
-        Self { pairs: Box::new([0; FLOWS]) }
+        Self { sets: Box::new([Set([0; WAYS]); SETS]) }
     }
 
     /// The guest sent a packet of a flow over the transmit queue of this pair.
     #[inline]
     pub(super) fn note(&mut self, flow: u32, pair: u16) {
         // A pair beyond what fits is not known of.
-        self.pairs[Self::place(flow)] = u8::try_from(pair + 1).unwrap_or(0);
+        let pair = u8::try_from(pair + 1).unwrap_or(0);
+        let (set, tag) = Self::place(flow);
+        let known = &mut self.sets[set].0;
+        let entry = tag | u32::from(pair);
+        // A guest sends several packets of a flow in a row.
+        if known[0] == entry {
+            return;
+        }
+        let way = known.iter().position(|it| it & !PAIR_MASK == tag).unwrap_or(WAYS - 1);
+        known[..=way].rotate_right(1);
+        known[0] = entry;
     }
 
     /// The pair that it used last, if that is known.
     #[inline]
     pub(super) fn pair(&self, flow: u32) -> Option<usize> {
-        usize::from(self.pairs[Self::place(flow)]).checked_sub(1)
+        let (set, tag) = Self::place(flow);
+        let entry = self.sets[set].0.iter().find(|it| *it & !PAIR_MASK == tag)?;
+        ((entry & PAIR_MASK) as usize).checked_sub(1)
     }
 
-    fn place(flow: u32) -> usize {
-        flow as usize % FLOWS
+    /// The set's number, and what else there is of the hash, where an entry has it.
+    fn place(flow: u32) -> (usize, u32) {
+        (flow as usize % SETS, flow >> SETS.trailing_zeros() << PAIR_BITS)
     }
 }
 
@@ -92,6 +119,25 @@ impl Port {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn flows_whose_hashes_are_alike_keep_their_queues() {
+        let mut queues = FlowQueues::new();
+        let alike = |number: u16| 5 + (u32::from(number) << FLOWS.trailing_zeros());
+        for number in 0..8 {
+            queues.note(alike(number), number);
+        }
+        for number in 0..8 {
+            assert_eq!(queues.pair(alike(number)), Some(number.into()));
+        }
+        // The second has been silent for longest once the first has sent again.
+        queues.note(alike(0), 0);
+        queues.note(alike(8), 8);
+        assert_eq!(queues.pair(alike(1)), None);
+        for number in [0, 2, 3, 4, 5, 6, 7, 8] {
+            assert_eq!(queues.pair(alike(number)), Some(number.into()));
+        }
+    }
 
     #[test]
     fn the_last_pair_of_a_flow_is_known() {

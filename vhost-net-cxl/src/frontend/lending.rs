@@ -1,7 +1,8 @@
 //! Packets whose payload stays in the guest's memory, because that lies in the pool: they are
 //! [scattered](crate::scattered), and their memory is lent to the backend until it has completed them.
 //!
-//! So a queue is not stopped, nor are its descriptors given back, while memory of its packets is lent. A backend that
+//! So a queue is not stopped, nor are its descriptors given back, while memory of its packets is lent; and a VMM that takes
+//! guest memory back is not told that it is gone as long as some of that may be lent. A backend that
 //! does not answer within [`PATIENCE`] is not waited for any longer: it is gone, or was told that the lease is no longer
 //! served with that generation. What it may still hold is never announced again.
 
@@ -124,7 +125,42 @@ pub(super) struct Stopping {
     deadline: Instant,
 }
 
+/// Memory that a VMM takes back, and who wants to know when it is gone.
+pub(super) struct TakenBack {
+    /// Packets before the one of this number may lie there.
+    before: u16,
+    reply: Reply<()>,
+    deadline: Instant,
+}
+
 impl Port {
+    /// The guest's memory is this from now on. Answers once nothing is lent of what is not in it any more.
+    pub(super) fn change_memory(&mut self, memory: &GuestMemory, reply: Reply<()>) {
+        let lent = std::mem::take(&mut self.pool_map);
+        self.set_memory(memory);
+        let before = self.under_way.next_number();
+        if lent.is_within(&self.pool_map) || !self.under_way.lends_before(before) {
+            return reply.send(());
+        }
+        let deadline = *self.patience_ends.get_or_insert_with(|| Instant::now() + PATIENCE);
+        self.taken_back.push(TakenBack { before, reply, deadline });
+    }
+
+    /// Answers who took memory back that is not lent any more, or is not waited for any longer.
+    pub(super) fn finish_taking_back(&mut self) {
+        let returned = |port: &Self, it: &TakenBack| {
+            !port.under_way.lends_before(it.before) || it.deadline <= Instant::now()
+        };
+        while let Some(place) = self.taken_back.iter().position(|it| returned(self, it)) {
+            let taken = self.taken_back.swap_remove(place);
+            if !self.under_way.lends_before(taken.before) {
+                // It answers.
+                self.patience_ends = None;
+            }
+            taken.reply.send(());
+        }
+    }
+
     /// Notes where in the pool the guest's memory lies, if it does.
     pub(super) fn map_memory(&mut self, memory: &GuestMemory) {
         let leased = self.object.ram_area.zip(self.pool_file);

@@ -15,6 +15,7 @@ mod flow;
 mod flow_queues;
 mod handler;
 mod lending;
+mod letting_go;
 mod limiting;
 mod port;
 mod rails;
@@ -44,6 +45,7 @@ use vhost_frontend::{GuestMemory, Ring};
 use self::announcing::Announcement;
 pub use self::device::device_spec;
 pub use self::handler::FrontendHandler;
+pub use self::letting_go::OnLetGo;
 use self::port::Port;
 use self::receive::Channel;
 use crate::channel_end::{ChannelEnd, MESSAGES_PER_LOOK, whole_pool};
@@ -80,6 +82,8 @@ pub enum Order {
     RingStarted(LeaseId, Box<Ring>),
     /// A queue of a guest is to stop: answered with its next available index.
     RingStopped(LeaseId, u16, Reply<u16>),
+    /// All queues of a guest were stopped: tell when what they sent is done with.
+    LetGo(LeaseId, OnLetGo),
     /// The VMM asks that this address of its guest be announced.
     Announce(LeaseId, MacAddress),
     /// A guest's memory changed.
@@ -209,6 +213,7 @@ impl<M: Memory> Frontend<M> {
                 for index in 0..port.ring_count() {
                     stop_ring(port, index, sources.as_deref_mut());
                 }
+                port.end_letting_go();
                 self.ports.swap_remove(place);
                 if let Some(moved) = self.ports.get(place) {
                     self.by_lease.insert(moved.lease(), place);
@@ -299,6 +304,12 @@ impl<M: Memory> Frontend<M> {
         if !port.stopping.is_empty() {
             port.finish_stopping();
         }
+        if !port.taken_back.is_empty() {
+            port.finish_taking_back();
+        }
+        if port.letting_go.is_some() {
+            port.finish_letting_go();
+        }
         port.signal();
         busy
     }
@@ -385,13 +396,12 @@ impl<M: Memory> Task for Frontend<M> {
             Order::RingStopped(lease, index, reply) => {
                 self.stop_ring_once_returned(lease, index, reply, sources);
             }
+            Order::LetGo(lease, then) => self.let_go(lease, then),
             Order::Announce(lease, address) => self.announce(lease, address),
-            Order::MemoryChanged(lease, memory, reply) => {
-                if let Some(port) = self.port(lease) {
-                    port.set_memory(&memory);
-                }
-                reply.send(());
-            }
+            Order::MemoryChanged(lease, memory, reply) => match self.port(lease) {
+                Some(port) => port.change_memory(&memory, reply),
+                None => reply.send(()),
+            },
             Order::Pace(lease, pacing, reply) => {
                 self.pace(lease, pacing);
                 reply.send(());

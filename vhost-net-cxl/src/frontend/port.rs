@@ -16,7 +16,8 @@ use super::announcing::Announcement;
 use super::buffers::TransmitBuffers;
 use super::cutting::Cut;
 use super::flow_queues::FlowQueues;
-use super::lending::Stopping;
+use super::lending::{Stopping, TakenBack};
+use super::letting_go::LettingGo;
 use super::limiting::{receive_limit, receives_alike};
 use super::rails::{RailSet, Rails};
 use super::receive::Channel;
@@ -90,6 +91,10 @@ pub(super) struct Port {
     pub(super) pool_map: PoolMap,
     /// Queues that stop once the backend has given back what it was lent of them.
     pub(super) stopping: Vec<Stopping>,
+    /// Memory that is gone once the backend has given back what it was lent of it.
+    pub(super) taken_back: Vec<TakenBack>,
+    /// All of its queues were stopped, and somebody waits until what they sent is done with.
+    pub(super) letting_go: Option<LettingGo>,
     /// Until when the backend is waited for on behalf of all queues that stop: it is the same one, and has been silent for all of them.
     pub(super) patience_ends: Option<Instant>,
 }
@@ -134,6 +139,8 @@ impl Port {
             pool_file,
             pool_map: PoolMap::default(),
             stopping: Vec::new(),
+            taken_back: Vec::new(),
+            letting_go: None,
             patience_ends: None,
         };
         port.tell_all();
@@ -295,6 +302,9 @@ impl Port {
     pub(super) fn start_ring(&mut self, mut ring: Ring) {
         let index = usize::from(ring.index());
         self.patience_ends = None;
+        if ring.is_enabled() {
+            self.letting_go = None;
+        }
         self.waiting.queue_changed(index);
         self.set_features(ring.features());
         ring.set_limits(ChainLimits { segments: SEGMENTS_MAX, bytes: chain_bytes_max() });

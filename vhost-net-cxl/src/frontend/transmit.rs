@@ -408,7 +408,9 @@ impl Port {
 
     /// Whether the timer is wanted.
     pub(super) fn waits_to_retry(&self) -> bool {
-        self.under_way.retry || self.throttled || !self.stopping.is_empty() || self.rails.waits_for_one()
+        let is_waited_for =
+            !self.stopping.is_empty() || !self.taken_back.is_empty() || self.letting_go.is_some();
+        self.under_way.retry || self.throttled || is_waited_for || self.rails.waits_for_one()
     }
 
     /// The timer has fired. What was given back is offered again once the backend has answered all that followed it, which it gives back

@@ -43,7 +43,7 @@ pub(super) enum State {
     Waiting,
     /// Announced over its rail.
     Sent,
-    /// As [`State::Sent`], but its payload is gone: it cannot be announced again.
+    /// As [`State::Sent`], but it was given up, or its payload is gone: it is not announced again.
     Abandoned,
     /// Acknowledged, or refused.
     Done,
@@ -119,6 +119,20 @@ impl UnderWay {
         waiting.filter(|packet| leave(packet.rail)).for_each(|packet| packet.rail = rail_of(packet.flow));
     }
 
+    /// Whether there is any that is not acknowledged.
+    pub(super) fn has_any(&self) -> bool {
+        self.packets.iter().any(|packet| packet.state != State::Done)
+    }
+
+    /// Gives up everything: nothing of it is announced any more. Says how many those are that may not have been sent.
+    pub(super) fn give_up(&mut self) -> usize {
+        self.retry = false;
+        let waiting = self.drop_waiting();
+        let announced = self.packets.iter_mut().filter(|packet| packet.state == State::Sent);
+        // Their buffers are the backend's until it has answered.
+        waiting + announced.map(|packet| packet.state = State::Abandoned).count()
+    }
+
     /// Gives up what waits, and says how many those are.
     pub(super) fn drop_waiting(&mut self) -> usize {
         let waiting = self.packets.iter_mut().filter(|packet| packet.state == State::Waiting);
@@ -148,6 +162,20 @@ impl UnderWay {
     pub(super) fn lends(&self, ring: u16) -> bool {
         let of_ring = |packet: &Packet| packet.descriptor.is_some_and(|(index, _)| index == ring);
         self.packets.iter().any(|packet| packet.lent && packet.state != State::Done && of_ring(packet))
+    }
+
+    /// The number of the packet that comes next.
+    pub(super) fn next_number(&self) -> u16 {
+        // Never more than a few.
+        self.first.wrapping_add(u16::try_from(self.packets.len()).unwrap_or(u16::MAX))
+    }
+
+    /// Whether memory of packets that came before this one is lent to a backend, or about to be.
+    pub(super) fn lends_before(&self, number: u16) -> bool {
+        let before = usize::from(number.wrapping_sub(self.first));
+        // Where all of them are gone the distance is that of numbers that have wrapped around.
+        before <= self.packets.len()
+            && self.packets.range(..before).any(|packet| packet.lent && packet.state != State::Done)
     }
 
     /// Returns the descriptors of a ring that is about to stop, in order. Their packets stay under way, but for those whose

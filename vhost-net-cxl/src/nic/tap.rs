@@ -9,6 +9,7 @@ use std::io;
 use std::num::NonZeroU32;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
+use std::time::{Duration, Instant};
 
 use cxl_pool::Pool;
 
@@ -21,6 +22,8 @@ use crate::offloads::Offloads;
 use crate::vnet_header::HEADER_BYTES;
 
 const CLONE_DEVICE: &str = "/dev/net/tun";
+/// How long packets wait for a device that is down, until its watch says so: as long as for a link that is.
+const DOWN_HOLD: Duration = Duration::from_secs(1);
 
 /// A TAP device in use.
 pub struct TapNic {
@@ -35,6 +38,8 @@ pub struct TapNic {
     staged: Vec<BufferIndex>,
     offloads: Option<Offloads>,
     errors: u64,
+    /// Since when the kernel has said that the device is down, and taken nothing.
+    down_since: Option<Instant>,
 }
 
 impl TapNic {
@@ -87,6 +92,7 @@ impl TapNic {
             staged: Vec::with_capacity(PIECES_MAX),
             offloads: None,
             errors: 0,
+            down_since: None,
         };
         // Kernels before 6.2 know nothing of large UDP, and refuse what they do not know.
         if tap.set_receiver_offloads(Offloads::ALL).is_err() {
@@ -109,6 +115,7 @@ impl TapNic {
                 }
             };
             if written >= 0 {
+                self.down_since = None;
                 return Ok(true);
             }
             let error = io::Error::last_os_error();
@@ -116,7 +123,14 @@ impl TapNic {
                 Some(libc::EINTR) => {}
                 // Full for now: no memory or no room in the socket's buffer.
                 Some(libc::EAGAIN | libc::ENOBUFS) => return Ok(false),
-                // The kernel found fault with this one packet. EIO says that the device is down.
+                // The device is down, and the watch is about to say so: packets wait for that as for any link. Should it never say
+                // so, they are lost as on any link that is down for long. Otherwise the backend would try again and again for ever.
+                Some(libc::EIO)
+                    if self.down_since.get_or_insert_with(Instant::now).elapsed() <= DOWN_HOLD =>
+                {
+                    return Ok(false);
+                }
+                // The kernel found fault with this one packet.
                 Some(libc::EINVAL | libc::EIO | libc::ENOMEM | libc::EFAULT | libc::EMSGSIZE) => {
                     self.errors += 1;
                     return Ok(true);

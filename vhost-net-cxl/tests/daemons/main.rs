@@ -2,5 +2,6 @@
 //! threads, doorbells, vhost-user sockets, TAP devices on a bridge. The test plays the controller and the VMM.
 
 mod cable;
+mod letting_go;
 mod pod;
 mod queue_pairs;

@@ -16,11 +16,14 @@ use pod_protocol::controller::{ControllerPort, PortEvent};
 use pod_protocol::daemon::{Exit, StopSignal};
 use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, MacAddress};
 use pod_protocol::objects::{
-    ChannelObject, Engine, NicPolicy, Object, PortObject, Priority, RegistrationObject, RegistrationState,
-    Route,
+    ChannelObject, Engine, NicObject, NicPolicy, Object, PortObject, Priority, RegistrationObject,
+    RegistrationState, Route,
 };
+use pod_protocol::protocol::Protocol;
 use pod_protocol::reports::{DeviceReport, Join, Report};
 use pod_protocol::run_directory::RunDirectory;
+use pod_protocol::telemetry::LeaseTelemetry;
+use vhost_net_cxl::daemon::{run_backend, run_frontend};
 use vhost_net_cxl::offloads::Offloads;
 
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
@@ -44,7 +47,14 @@ pub(crate) fn controller(directory: &Path) -> Controller {
     };
     let pool = Pool::create(&directory.join("pool"), &options).expect("a pool");
     let port = ControllerPort::open(&pool, pool.hardware(), run_directory(directory), 1).expect("a port");
-    Controller { port, joined: BTreeMap::new(), links: Vec::new(), devices: Vec::new() }
+    Controller {
+        port,
+        joined: BTreeMap::new(),
+        links: Vec::new(),
+        devices: Vec::new(),
+        running: Vec::new(),
+        leases: BTreeMap::new(),
+    }
 }
 
 pub(crate) fn run_directory(directory: &Path) -> RunDirectory {
@@ -58,6 +68,10 @@ pub(crate) struct Controller {
     pub(crate) links: Vec<(EndpointId, bool)>,
     /// NICs that failed, and that are back.
     pub(crate) devices: Vec<(EndpointId, bool)>,
+    /// Each time that the frontend said whether the guest's queues run, what it said.
+    pub(crate) running: Vec<bool>,
+    /// What endpoints said last that they count for the lease.
+    pub(crate) leases: BTreeMap<EndpointId, LeaseTelemetry>,
 }
 
 impl Controller {
@@ -90,6 +104,13 @@ impl Controller {
             PortEvent::Report { endpoint, report: Report::DeviceBack { device } } => {
                 assert!(matches!(device, DeviceReport::Nic { up: true, .. }), "{device:?}");
                 self.devices.push((endpoint, true));
+            }
+            PortEvent::Report { report: Report::Attachment { running, .. }, .. } => {
+                self.running.push(running);
+            }
+            PortEvent::Report { endpoint, report: Report::Telemetry(telemetry) } => {
+                let lease = telemetry.leases.into_iter().next();
+                self.leases.extend(lease.map(|lease| (endpoint, lease)));
             }
             _ => {}
         }
@@ -133,6 +154,24 @@ impl Drop for Daemon {
             assert!(matches!(outcome, Some(Ok(Ok(Exit::Stopped)))), "{outcome:?}");
         }
     }
+}
+
+/// A frontend on h1 and a NIC on h2 that lies in memory, and a controller that has told its backend of a lease in this state.
+pub(crate) fn null_nic(directory: &Path, mode: &str, state: RegistrationState) -> (Controller, [Daemon; 2]) {
+    let mut controller = controller(directory);
+    let nic = format!("[[nic]]\nname = \"nic0\"\ndriver = \"null\"\nmode = \"{mode}\"\n");
+    let config = write_config(directory, 2, &nic);
+    let backend = Daemon::start(move |stop| run_backend(&config, Protocol::CURRENT, stop));
+    let config = write_config(directory, 1, "");
+    let frontend = Daemon::start(move |stop| run_frontend(&config, Protocol::CURRENT, stop));
+    controller.serve_until("two daemons joining", |it| it.joined.len() == 2);
+    for (to, object) in channel_pair(2) {
+        controller.apply(to, Object::Channel(object));
+    }
+    let to = endpoint(2, Role::NetBackend);
+    controller.apply(to, Object::Nic(NicObject { nic: "nic0".into(), rx_area: area(8, 8) }));
+    controller.apply(to, registration(2, 1, state));
+    (controller, [frontend, backend])
 }
 
 pub(crate) fn write_config(directory: &Path, host: u16, nic: &str) -> PathBuf {

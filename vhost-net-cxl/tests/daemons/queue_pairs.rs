@@ -5,17 +5,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cxl_pool::Role;
-use pod_protocol::objects::{NicObject, Object, PortObject, RegistrationState};
-use pod_protocol::protocol::Protocol;
+use pod_protocol::objects::{Object, PortObject, RegistrationState};
 use vhost_frontend::mock::{MockGuest, Piece};
-use vhost_net_cxl::daemon::{run_backend, run_frontend};
 use virtio_bindings::virtio_net::{VIRTIO_NET_F_MQ, VIRTIO_NET_F_MRG_RXBUF};
 use vm_memory::{Bytes, GuestAddress};
 
-use crate::pod::{
-    DEADLINE, Daemon, MAC, area, channel_pair, controller, endpoint, port, registration, run_directory,
-    write_config,
-};
+use crate::pod::{DEADLINE, MAC, endpoint, null_nic, port, run_directory};
 
 const PAIRS: usize = 8;
 const RING_SIZE: u16 = 128;
@@ -210,22 +205,10 @@ fn spread(arrived: &Arrived, pairs: usize) -> Result<BTreeMap<u32, usize>, Strin
 fn traffic_spreads_over_the_pairs_that_the_guest_uses_and_over_no_other() {
     let directory = tempfile::tempdir_in("/dev/shm").expect("a directory");
     let directory = directory.path();
-    let mut controller = controller(directory);
-    let nic = "[[nic]]\nname = \"nic0\"\ndriver = \"null\"\nmode = \"echo\"\n";
-    let config = write_config(directory, 2, nic);
-    let _backend = Daemon::start(move |stop| run_backend(&config, Protocol::CURRENT, stop));
-    let config = write_config(directory, 1, "");
-    let _frontend = Daemon::start(move |stop| run_frontend(&config, Protocol::CURRENT, stop));
-    controller.serve_until("two daemons joining", |it| it.joined.len() == 2);
-    let (frontend, backend) = (endpoint(1, Role::NetFrontend), endpoint(2, Role::NetBackend));
-    for (to, object) in channel_pair(2) {
-        controller.apply(to, Object::Channel(object));
-    }
-    controller.apply(backend, Object::Nic(NicObject { nic: "nic0".into(), rx_area: area(8, 8) }));
-    controller.apply(backend, registration(2, 1, RegistrationState::Active));
+    let (mut controller, _daemons) = null_nic(directory, "echo", RegistrationState::Active);
     let queue_pairs = u16::try_from(PAIRS).expect("small");
     let object = PortObject { queue_pairs, standby: None, ..port((2, 1), (2, 1)) };
-    controller.apply(frontend, Object::Port(object));
+    controller.apply(endpoint(1, Role::NetFrontend), Object::Port(object));
     let mut guest = Guest::connect(&run_directory(directory).sockets().join("vm-net0.sock"));
     assert_eq!(guest.mock.config(12)[8..10], queue_pairs.to_le_bytes());
 

@@ -9,7 +9,9 @@ use vhost_net_cxl::offloads::Offloads;
 
 use crate::echo::{QUEUE_SIZE, frame};
 use crate::guest::{Guest, ram_area};
-use crate::pod::{POOL_BYTES, TestFrontend, Turn, all_features, area, channel, draws, open, port, route};
+use crate::pod::{
+    POOL_BYTES, TestFrontend, Turn, all_features, area, channel, draws, mac, open, port, route,
+};
 use crate::strangers::{Scene, from, registered, scene};
 use crate::zero_copy::{pod, transmissions};
 use RegistrationState::{Active, Standby};
@@ -67,6 +69,59 @@ fn what_follows_packets_that_were_too_early_comes_after_them() {
     assert_eq!(send(&mut scene, 6, 0..3), Some(Status::NotYet));
     scene.register(registered(1, 1, 6, Active));
     is_in_order(&mut scene, 6);
+}
+
+/// The controller tells frontends and backends at the same time: a frontend may be first, with its first lease or a guest that comes from another host.
+#[test]
+fn what_follows_packets_that_came_before_their_lease_comes_after_them() {
+    for known in [None, Some(registered(1, 2, 5, Active))] {
+        let mut scene = scene();
+        if let Some(elsewhere) = known {
+            scene.register(elsewhere);
+        }
+        scene.answers(0);
+        assert_eq!(send(&mut scene, 6, 0..3), Some(Status::NotYet));
+        scene.register(registered(1, 1, 6, Active));
+        is_in_order(&mut scene, 6);
+    }
+}
+
+/// Of a frontend that has said that it knows of all of them, nothing has to come first.
+#[test]
+fn what_came_before_its_lease_is_forgotten_with_its_channel_or_once_that_reopens() {
+    for renewed in [true, false] {
+        let mut scene = scene();
+        assert_eq!(send(&mut scene, 6, 0..3), Some(Status::NotYet));
+        if renewed {
+            scene.renew(0);
+        } else {
+            scene.reopen(0, 1, 6);
+        }
+        scene.register(registered(1, 1, 6, Active));
+        assert_eq!(send(&mut scene, 6, 3..6), Some(Status::Sent));
+    }
+}
+
+#[test]
+fn what_follows_to_a_neighbour_comes_after_what_came_before_its_lease_too() {
+    let mut scene = scene();
+    scene.register(RegistrationObject { mac: mac(200), ..registered(2, 2, 1, Active) });
+    assert_eq!(send(&mut scene, 6, 0..3), Some(Status::NotYet));
+    scene.register(registered(1, 1, 6, Active));
+    assert_eq!(send(&mut scene, 6, 3..6), Some(Status::NotYet));
+    assert_eq!(send(&mut scene, 6, 0..6), Some(Status::Sent));
+    assert_eq!(scene.backend.lease(2).rx_packets, 6, "each once");
+    assert_eq!(send(&mut scene, 6, 6..9), Some(Status::Sent));
+}
+
+#[test]
+fn what_a_link_gave_back_holds_up_nothing_that_goes_to_a_neighbour() {
+    let mut scene = scene();
+    scene.register(lent(5));
+    scene.backend.link.set(false);
+    assert_eq!(send(&mut scene, 5, 0..3), Some(Status::NotYet));
+    scene.register(RegistrationObject { mac: mac(200), ..registered(2, 2, 1, Active) });
+    assert_eq!(send(&mut scene, 5, 3..6), Some(Status::Sent));
 }
 
 /// The queue that they came from may have stopped: what is offered next is what follows them, and again as soon as it was given back.

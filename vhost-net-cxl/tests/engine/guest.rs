@@ -4,9 +4,9 @@ use std::fs::File;
 use std::sync::{Arc, Mutex};
 
 use cxl_pool::{Area, ByteOffset, FileIdentity, Memory};
-use vhost_frontend::{DirtyLog, GuestMemory, Ring, RingParts};
+use vhost_frontend::{DirtyLog, GuestMemory, InflightQueue, Ring, RingParts, region_bytes};
 use virtio_queue::{Queue, QueueT};
-use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap, MmapRegion};
 
 use crate::pod::area;
 
@@ -52,13 +52,18 @@ impl Guest {
     }
 
     /// A guest on this host, and the part of the pool that is leased to it: with every other seed its transmit queue lies there, so that the same
-    /// test shows both ways in which packets travel.
+    /// test shows both ways in which packets travel. Of two of each, the VMM of one keeps a record of what is in flight.
     pub(crate) fn of_seed<M: Memory>(seed: u64, host: &M, size: u16) -> (Self, Option<Area>) {
-        if seed.is_multiple_of(2) {
+        let (mut guest, ram_area) = if seed.is_multiple_of(2) {
             (Self::new(size), None)
         } else {
             (Self::in_simulated_pool(host, size), Some(ram_area()))
+        };
+        if seed & 2 != 0 {
+            guest.receive.keep_record();
+            guest.transmit.keep_record();
         }
+        (guest, ram_area)
     }
 
     fn with_memory(memory: GuestMemoryMmap<()>, size: u16) -> Self {
@@ -199,11 +204,17 @@ pub(crate) struct DriverQueue {
     offered: u16,
     seen: u16,
     free: Vec<bool>,
+    /// The VMM's region for what is in flight.
+    record: Option<Arc<MmapRegion<()>>>,
 }
 
 impl DriverQueue {
     fn new(memory: GuestMemory, index: u16, size: u16) -> Self {
-        Self { memory, index, size, offered: 0, seen: 0, free: vec![true; usize::from(size)] }
+        Self { memory, index, size, offered: 0, seen: 0, free: vec![true; usize::from(size)], record: None }
+    }
+
+    fn keep_record(&mut self) {
+        self.record = Some(Arc::new(MmapRegion::new(region_bytes(1, self.size)).expect("memory")));
     }
 
     fn base(&self) -> u64 {
@@ -235,6 +246,9 @@ impl DriverQueue {
         let used: u16 = self.memory.read_obj(GuestAddress(self.used_ring() + 2)).expect("in memory");
         queue.set_next_used(used);
         queue.set_ready(true);
+        let record = self.record.as_ref().map(Arc::clone);
+        let inflight =
+            record.map(|region| InflightQueue::open(region, 1, self.size, 0, self.size).expect("long enough"));
         Ring::new(RingParts {
             index,
             queue,
@@ -244,7 +258,8 @@ impl DriverQueue {
             error: None,
             features,
             event_index_unknown: false,
-            inflight: None,
+            inflight,
+            in_order: true,
         })
     }
 

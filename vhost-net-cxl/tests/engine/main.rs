@@ -16,6 +16,7 @@ mod guest;
 mod headers;
 mod hostile;
 mod killed;
+mod lending;
 mod live_migration;
 mod logging;
 mod many;

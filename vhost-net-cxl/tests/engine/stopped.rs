@@ -1,7 +1,7 @@
 //! A backend that stands still in the middle of a turn, and may not act any more when it goes on.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use pod_protocol::objects::RegistrationState;
 use vhost_net_cxl::message::{Opcode, Run, Status};
@@ -59,4 +59,30 @@ fn nor_does_it_send_what_it_takes_in_that_turn() {
     may_act.store(true, Ordering::Relaxed);
     assert_eq!(scene.answers(0), (0..3).map(|number| (number, Status::Sent)).collect::<Vec<_>>());
     assert_eq!(scene.sent(), (0, (0..3).map(|number| from(1, number)).collect()));
+}
+
+/// It asks, is stopped right then, and its NIC receives meanwhile what arrives at its successor's, too.
+#[test]
+fn nor_does_it_deliver_what_its_nic_received_since_it_asked() {
+    let mut scene = scene();
+    let answers = Arc::new(AtomicUsize::new(usize::MAX));
+    let asked = Arc::clone(&answers);
+    let one_less = |left: usize| left.checked_sub(1);
+    scene.backend.task.set_guard(Box::new(move || {
+        asked.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok()
+    }));
+    scene.register(registered(1, 1, 5, RegistrationState::Active));
+    assert_eq!(scene.answers(0), []);
+    assert_eq!(scene.sent(), (1, vec![]));
+    // More often than it has buffers: none is lost with what is forgotten.
+    for _ in 0..100 {
+        scene.arrive(1, 3);
+        answers.store(1, Ordering::Relaxed);
+        assert_eq!(scene.heard(0), []);
+    }
+    assert_eq!(scene.backend.counters.rx_packets.get(), 0);
+    assert_eq!(scene.backend.counters.dropped(), [("stood-still".to_owned(), 300)].into());
+    answers.store(usize::MAX, Ordering::Relaxed);
+    scene.arrive(1, 2);
+    assert_eq!(scene.heard(0).len(), 2);
 }

@@ -9,7 +9,7 @@ use pod_protocol::ids::{ChannelId, LeaseGeneration};
 use pod_protocol::objects::{NicPolicy, Object, ObjectId, RateLimit, RegistrationObject, RegistrationState};
 use vhost_net_cxl::channel_counters::ChannelBook;
 use vhost_net_cxl::channel_end::{ChannelEnd, MESSAGES_PER_LOOK};
-use vhost_net_cxl::message::{NetMessage, Opcode, Run, Status};
+use vhost_net_cxl::message::{NetMessage, Opcode, REOPENS, Run, Status};
 use vhost_net_cxl::offloads::Offloads;
 
 use crate::echo::frame;
@@ -115,6 +115,30 @@ impl Scene {
         }
         answers.sort_unstable_by_key(|(number, _)| *number);
         answers
+    }
+
+    /// A frontend says that it knows of everything of an instance that it was given back.
+    pub(crate) fn reopen(&mut self, end: usize, instance: u32, generation: u16) {
+        let message = NetMessage {
+            lease: lease(instance),
+            generation: LeaseGeneration::new(generation),
+            sequence: REOPENS,
+            ..says(Offloads::NONE)
+        };
+        assert!(self.ends[end].send(&message));
+        self.ends[end].publish();
+        self.backend.turn_once();
+    }
+
+    /// A frontend begins anew.
+    pub(crate) fn renew(&mut self, end: usize) {
+        let number = u32::try_from(end).expect("two") + 1;
+        self.backend.apply(Object::Channel(channel(number, 2, SLOTS, false)));
+        let object = channel(number, 2, SLOTS, true);
+        self.ends[end] = open(&self.memory, &ChannelBook::default())(&object).expect("a channel");
+        while !self.ends[end].ready() {
+            self.backend.turn_once();
+        }
     }
 
     /// So many frames arrive for an instance.

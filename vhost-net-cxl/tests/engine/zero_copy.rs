@@ -7,10 +7,8 @@ use cxl_pool::simulated::{Faults, SimulatedMemory, SimulatedPool, check_seeds};
 use cxl_pool::{Area, HostId, Memory};
 use pod_protocol::ids::{LeaseGeneration, MacAddress};
 use pod_protocol::objects::{Object, PortObject, RegistrationObject, RegistrationState, Route};
-use pod_protocol::worker::Turned;
 use vhost_net_cxl::channel_counters::ChannelBook;
 use vhost_net_cxl::channel_end::{ChannelEnd, MESSAGES_PER_LOOK};
-use vhost_net_cxl::frontend::{Frontend, Order};
 use vhost_net_cxl::message::{NetMessage, Opcode, Run, Status};
 use vhost_net_cxl::offloads::Offloads;
 use vhost_net_cxl::scattered::write_list;
@@ -24,7 +22,7 @@ use crate::pod::{
 use crate::recording::{Wire, recording_backend};
 use RegistrationState::{Active, Standby};
 
-const SLOTS: u32 = 512;
+pub(crate) const SLOTS: u32 = 512;
 const TSO_HEADER: [u8; 12] = [1, 1, 54, 0, 0xa8, 5, 34, 0, 16, 0, 0, 0];
 
 /// One frontend, whose guest's memory lies in the pool, and one backend whose NIC writes down what it sends.
@@ -41,7 +39,7 @@ fn registered(channel: u32, generation: u16, state: RegistrationState) -> Object
     Object::Registration(RegistrationObject { ram_area: Some(ram_area()), ..registration })
 }
 
-fn offered(active: Route, standby: Option<Route>) -> Object {
+pub(crate) fn offered(active: Route, standby: Option<Route>) -> Object {
     let port = port(1, transmit_area(), active, standby);
     Object::Port(PortObject { ram_area: Some(ram_area()), ..port })
 }
@@ -303,78 +301,11 @@ fn what_a_stopped_queue_had_lent_and_not_sent_is_counted() {
     assert_eq!(sent, [frame(2, 100)], "what was copied goes on");
 }
 
-/// A frontend that can be given orders, and a bare end in place of its backend.
-struct Alone {
-    frontend: Turned<Frontend<SimulatedMemory>>,
-    end: ChannelEnd<SimulatedMemory>,
-    guest: Guest,
-    _pool: SimulatedPool,
-}
-
-fn alone() -> Alone {
-    let pool = SimulatedPool::new(1, POOL_BYTES);
-    let here = pool.host(HostId::new(1));
-    let guest = Guest::in_simulated_pool(&here, QUEUE_SIZE);
-    let mut frontend = TestFrontend::new(&here).with_pool_file(guest.pool_file);
-    frontend.apply(Object::Channel(channel(1, 1, SLOTS, true)));
-    frontend.apply(offered(route(1, 1), None));
-    frontend.start(1, &guest, all_features());
-    let mut end = open(&pool.host(HostId::new(2)), &ChannelBook::default())(&channel(1, 1, SLOTS, false))
-        .expect("a channel");
-    let mut frontend = Turned::new(frontend.task).expect("sources");
-    for _ in 0..1000 {
-        frontend.turn();
-        if end.ready() {
-            break;
-        }
-    }
-    assert!(end.ready());
-    Alone { frontend, end, guest, _pool: pool }
-}
-
-impl Alone {
-    fn heard(&mut self) -> Vec<NetMessage> {
-        for _ in 0..5 {
-            self.frontend.turn();
-        }
-        transmissions(&mut self.end)
-    }
-}
-
 pub(crate) fn transmissions<M: Memory>(end: &mut ChannelEnd<M>) -> Vec<NetMessage> {
     let mut inbox = [[0; 2]; MESSAGES_PER_LOOK];
     let count = end.receive(&mut inbox);
     let messages = inbox[..count].iter().filter_map(|words| NetMessage::decode(*words));
     messages.filter(|message| message.opcode == Opcode::Transmit).collect()
-}
-
-#[test]
-fn a_queue_stops_once_its_memory_was_given_back() {
-    let mut alone = alone();
-    assert!(alone.guest.send(&[0; 12], &frame(1, 1514)));
-    let heard = alone.heard();
-    assert!(heard.len() == 1 && heard[0].more, "{heard:?}");
-    // However often the task is turned, there is no answer, and the guest gets nothing back.
-    assert_eq!(alone.frontend.call(|reply| Order::RingStopped(lease(1), 1, reply)), None);
-    assert!(alone.guest.transmit.used().is_empty());
-    // What it offers meanwhile is left to whoever serves the queue next.
-    assert!(alone.guest.send(&[0; 12], &frame(2, 1514)));
-    assert!(alone.heard().is_empty());
-    alone.end.complete(NetMessage { opcode: Opcode::TransmitDone, ..heard[0] }, Status::Sent);
-    alone.end.publish();
-    assert!(alone.heard().is_empty());
-    assert_eq!(alone.guest.transmit.used().len(), 1);
-    assert_eq!(alone.frontend.call(|reply| Order::RingStopped(lease(1), 1, reply)), Some(0), "it is gone");
-}
-
-#[test]
-fn a_queue_whose_packets_were_copied_stops_at_once() {
-    let mut alone = alone();
-    assert!(alone.guest.send(&[0; 12], &frame(1, 300)));
-    assert_eq!(alone.heard().len(), 1);
-    let next = alone.frontend.call(|reply| Order::RingStopped(lease(1), 1, reply));
-    assert_eq!(next, Some(1));
-    assert_eq!(alone.guest.transmit.used().len(), 1);
 }
 
 #[test]

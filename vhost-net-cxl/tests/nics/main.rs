@@ -387,6 +387,33 @@ fn a_tap_that_is_taken_down_has_no_link_whatever_its_uplink_has() {
     });
 }
 
+/// Its watch says so a moment later, and the instance moves: what was taken until then would be lost.
+#[test]
+fn a_tap_that_is_down_takes_nothing_until_it_was_down_for_long() {
+    in_namespace(|| {
+        veth();
+        let stage = Stage::new();
+        let text = "name='nic0'\ndriver='tap'\ninterface='tap0'\nuplink='ours'";
+        let mut nic = TapNic::open(&config(text), &stage.pool).expect("opened");
+        let packet = stage.packet([0; 12], &frame(100, 7));
+        sh("ip link set tap0 down");
+        assert_eq!(nic.transmit(&one(packet)).expect("no error"), 0);
+        assert!(!nic.transmit_frame(&frame(60, 8)).expect("no error"));
+        assert_eq!(nic.errors(), 0);
+        sh("ip link set tap0 up");
+        let host = Wire::open("tap0");
+        assert_eq!(nic.transmit(&one(packet)).expect("sent"), 1);
+        assert_eq!(host.receive(), frame(100, 7));
+        // Nobody tries for ever, even if no watch says anything.
+        sh("ip link set tap0 down");
+        let start = Instant::now();
+        while nic.transmit(&one(packet)).expect("no error") == 0 {
+            assert!(start.elapsed() < DEADLINE, "it is tried still");
+        }
+        assert_eq!(nic.errors(), 1);
+    });
+}
+
 /// Looks until something was counted: then all of it.
 fn until_counted(watch: &mut TroubleWatch, driver: &DriverTroubles, name: &str) -> Troubles {
     let start = Instant::now();

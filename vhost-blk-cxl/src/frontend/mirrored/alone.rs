@@ -14,7 +14,6 @@ impl<M: Memory> MirroredDisk<M> {
         debug_assert!(disk.is_quiet());
         let channel = disk.object().route.channel;
         let (mut unflushed, next) = (std::mem::take(&mut disk.unflushed), disk.slots.next_sequence());
-        disk.leave_guest_memory();
         disk.hold(false);
         disk.update(object);
         let mut mirrored = Self::new(disk, reporter);
@@ -23,6 +22,8 @@ impl<M: Memory> MirroredDisk<M> {
         let same = |replica: &&mut Replica| replica.is_on(channel) && replica.place.is_first();
         if let Some(replica) = mirrored.replicas.iter_mut().find(same) {
             replica.unflushed = unflushed;
+            // It has another number here.
+            replica.unflushed.forget_noted();
         }
         mirrored
     }
@@ -64,12 +65,14 @@ impl<M: Memory> MirroredDisk<M> {
             self.disk.unflushed = replica.unflushed;
             // What it lost while others had it was no loss.
             self.disk.unflushed.tells();
+            self.disk.unflushed.forget_noted();
         }
         self.disk.unflushed.take_losses(&mut self.guest.losses);
         if let Some(object) = self.alone.take() {
             self.disk.update(object);
         }
         self.disk.under_way.keep_apart(true);
+        self.disk.finder.copies_all = false;
         self.disk.unblock();
         self.disk
     }

@@ -69,28 +69,36 @@ impl<M: Memory> MirroredDisk<M> {
     fn is_vouched(&mut self, replica: usize, work: &Work, verifier: u64) -> bool {
         let next = self.works.next_sequence();
         if self.replicas[replica].unflushed.answered(verifier, next) {
-            warn!(lease = %self.disk.object().lease, ssd = self.replicas[replica].ssd,
-                "the SSD lost writes that were not flushed");
-            self.disk.counters.lost_writes.add(1);
-            if self.fail(replica, "it lost writes that were not flushed") {
-                self.replicas[replica].lost = true;
-                self.replicas[replica].dirty.insert_all();
-            } else if self.replicas[replica].counts() {
-                // Without another one, the guest's next flush fails.
-                self.guest.losses.take_losses(&mut self.replicas[replica].unflushed);
-                self.others_differ_from(replica);
-            } else {
-                self.replicas[replica].dirty.insert_all();
-            }
+            self.lost(replica);
         }
         let unflushed = &mut self.replicas[replica].unflushed;
-        match work.request.operation {
+        let vouched = match work.request.operation {
             Operation::Write | Operation::WriteZeroes if !work.request.force_unit_access => {
                 unflushed.written();
                 true
             }
             Operation::Flush => unflushed.flushed(work.sequence, work.marks[replica], next),
             _ => true,
+        };
+        // Before the guest hears of it.
+        self.note(replica);
+        vouched
+    }
+
+    /// A replica lost writes that were not flushed.
+    pub(super) fn lost(&mut self, replica: usize) {
+        warn!(lease = %self.disk.object().lease, ssd = self.replicas[replica].ssd,
+            "the SSD lost writes that were not flushed");
+        self.disk.counters.lost_writes.add(1);
+        if self.fail(replica, "it lost writes that were not flushed") {
+            self.replicas[replica].lost = true;
+            self.replicas[replica].dirty.insert_all();
+        } else if self.replicas[replica].counts() {
+            // Without another one, the guest's next flush fails.
+            self.guest.losses.take_losses(&mut self.replicas[replica].unflushed);
+            self.others_differ_from(replica);
+        } else {
+            self.replicas[replica].dirty.insert_all();
         }
     }
 

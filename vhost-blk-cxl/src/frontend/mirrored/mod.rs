@@ -20,6 +20,7 @@ mod begin;
 mod hanging;
 mod intent;
 mod membership;
+mod remembering;
 mod replica;
 mod resync;
 mod work;
@@ -103,6 +104,9 @@ impl<M: Memory> MirroredDisk<M> {
             spares.extend(disk.spare());
         }
         disk.under_way.keep_apart(false);
+        // A replica that was dropped may still fill a buffer, which can be kept aside if it is ours only. And what the guest changes
+        // while it is written, replicas would have in different versions.
+        disk.finder.copies_all = true;
         let mut mirrored = Self {
             disk,
             reporter,
@@ -152,11 +156,6 @@ impl<M: Memory> MirroredDisk<M> {
             self.pump();
         }
         moved
-    }
-
-    /// A predecessor served the guest: some of what it wrote may lie in the replicas' caches.
-    pub(crate) fn inherits(&mut self) {
-        self.replicas.iter_mut().for_each(|replica| replica.unflushed.written());
     }
 
     /// How many requests a channel's backend has.
@@ -230,6 +229,7 @@ impl<M: Memory> MirroredDisk<M> {
             self.replicas[index].refused &= counts;
             self.report(index);
             self.report_leaving(index);
+            self.note(index);
         }
     }
 

@@ -35,6 +35,14 @@ impl<M: Memory> StripedDisk<M> {
             // The lease moved on while the request was under way; it goes out again with what comes.
             column.refused |= completion.holder == column.holder(completion.holder.lease);
             self.queue_again(index, &part);
+        } else if part.request.segments > 0 && !completion.knows_lists {
+            // It refused the part without a look at its data.
+            if let Owner::Guest(job) = part.owner
+                && let Some(Some(job)) = self.jobs.get_mut(usize::from(job))
+            {
+                job.unlisted = true;
+            }
+            self.end(index, Status::IoError);
         } else {
             let status = self.vouched(&part, completion);
             self.answered(index, &part, status);
@@ -42,8 +50,15 @@ impl<M: Memory> StripedDisk<M> {
         self.recheck = true;
     }
 
-    /// The status of a part, given what its column remembers of earlier ones.
+    /// The status of a part, given what its column remembers of earlier ones. What a successor has to know of it is noted before the guest
+    /// hears of it.
     fn vouched(&mut self, part: &Part, completion: &Completion) -> Status {
+        let status = self.status_of(part, completion);
+        self.note(part.column);
+        status
+    }
+
+    fn status_of(&mut self, part: &Part, completion: &Completion) -> Status {
         if completion.status != Status::Ok {
             return completion.status;
         }
@@ -69,7 +84,7 @@ impl<M: Memory> StripedDisk<M> {
     }
 
     /// A column lost writes that were not flushed.
-    fn lost(&mut self, at: usize) {
+    pub(super) fn lost(&mut self, at: usize) {
         self.disk.counters.lost_writes.add(1);
         if self.is_beside(at) {
             warn!(lease = %self.disk.object().lease, "the SSD that a column moves to lost writes that were not flushed");
@@ -140,6 +155,9 @@ impl<M: Memory> StripedDisk<M> {
 
     pub(super) fn finish(&mut self, index: u16) {
         let Some(job) = self.jobs.get_mut(usize::from(index)).and_then(Option::take) else { return };
+        if job.unlisted && self.disk.slots.get(index).state == State::Sent && !self.disk.object().failed {
+            return self.disk.copy_instead(index);
+        }
         self.guest.end(&self.disk, &job.request, job.status, job.sequence, self.sequence + 1);
     }
 
@@ -154,9 +172,10 @@ impl<M: Memory> StripedDisk<M> {
         }
     }
 
-    /// Whether nobody waits for a request any more.
+    /// Whether nobody waits for a request any more, unless for that no backend fills the guest's memory any more.
     pub(super) fn is_abandoned(&self, job: u16) -> bool {
-        self.disk.slots.get(job).state == State::Abandoned
+        let slot = self.disk.slots.get(job);
+        slot.state == State::Abandoned || slot.fills_guest_memory() && self.disk.is_given_up(slot)
     }
 
     /// Ends what nobody waits for and no backend has. What one may have is not sent again.

@@ -164,6 +164,8 @@ impl<M: Memory> StripedDisk<M> {
             oldest: None,
         });
         self.columns.push(Column::new(said));
+        // Both places get the same, and reads begin anew in other buffers where one of them is given up.
+        self.disk.finder.copies_all = true;
         self.note_all_begun();
         self.keep_spare();
         self.recheck = true;
@@ -192,6 +194,7 @@ impl<M: Memory> StripedDisk<M> {
         if let Some(beside) = self.beside.take() {
             info!(lease = %self.disk.object().lease, ssd = beside.ssd, "there is nothing beside the column");
         }
+        self.disk.finder.copies_all = false;
         self.recheck = true;
     }
 
@@ -264,6 +267,7 @@ impl<M: Memory> StripedDisk<M> {
     /// Says again what the controller may have missed, and looks whether the place beside a column hangs.
     pub(crate) fn tick(&mut self, now: Instant, pace: Pace) {
         let passed = self.last_look.passed(now);
+        (0..self.columns.len()).for_each(|at| self.note(at));
         if self.beside.is_none() {
             return;
         }

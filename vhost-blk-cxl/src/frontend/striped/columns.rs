@@ -16,9 +16,32 @@ pub(super) fn in_order(object: &DiskObject) -> Vec<&ReplicaObject> {
 }
 
 impl<M: Memory> StripedDisk<M> {
-    /// A predecessor served the guest: some of what it wrote may lie in the columns' caches.
-    pub(crate) fn inherits(&mut self) {
-        self.columns.iter_mut().for_each(|column| column.unflushed.written());
+    /// A ring has started. If it inherits something, a predecessor served the guest: some of what it wrote may lie in the columns' caches.
+    pub(crate) fn begins(&mut self, inherits: bool) {
+        for at in 0..self.columns.len() {
+            let (note, next) = (self.disk.noted(number_of(at)), self.sequence + 1);
+            let beside = self.is_beside(at);
+            let unflushed = &mut self.columns[at].unflushed;
+            unflushed.forget_noted();
+            if inherits {
+                unflushed.written();
+            }
+            if self.disk.adopts && !beside && unflushed.adopt(note, next) {
+                self.lost(at);
+            }
+            self.note(at);
+        }
+    }
+
+    /// Notes for a successor what there is to note of a column.
+    pub(super) fn note(&mut self, at: usize) {
+        // What is noted while the guest has yet to hear of a loss tells a successor, too. What is beside a column has what that has.
+        if self.guest.losses.is_telling() || self.is_beside(at) {
+            return;
+        }
+        if let Some(note) = self.columns[at].unflushed.next_note() {
+            self.disk.note_of(number_of(at), note);
+        }
     }
 
     /// How many parts a channel's backend has.
@@ -97,6 +120,8 @@ impl<M: Memory> StripedDisk<M> {
                 continue;
             }
             self.columns[at].ready = true;
+            // The backend may be another one by now.
+            self.disk.finder.lists = true;
             self.earlier_is_over(at);
             self.disk.unblock();
             (self.recheck, self.stirred) = (true, true);
@@ -150,4 +175,9 @@ impl<M: Memory> StripedDisk<M> {
     pub(crate) fn channels(&self) -> impl Iterator<Item = ChannelId> {
         self.columns.iter().map(|column| column.route.channel)
     }
+}
+
+/// As what a column is noted: there may be another number in its place when it has moved.
+fn number_of(at: usize) -> Option<u32> {
+    u32::try_from(at).ok()
 }

@@ -76,7 +76,8 @@ impl<M: Memory> StripedDisk<M> {
                 && !it.settling
                 && self.copies.none_live()
         };
-        if self.beside.as_ref().is_some_and(is_done) && self.is_there(at) {
+        // What is under way in the guest's own memory goes to the column only, and a read of that cannot begin anew elsewhere.
+        if self.beside.as_ref().is_some_and(is_done) && self.is_there(at) && !self.any_in_guest() {
             let request = self.own_request(Operation::Flush, 0, 0, LineOffset::new(0));
             if self.enter(Owner::Settling, at, request).is_some()
                 && let Some(beside) = &mut self.beside

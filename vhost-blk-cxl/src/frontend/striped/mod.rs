@@ -10,13 +10,14 @@ mod beside;
 mod columns;
 mod copies;
 mod layout;
+mod lists;
 mod order;
 mod parts;
 mod stranded;
 
 use std::collections::VecDeque;
 
-use cxl_pool::{LineCount, Memory};
+use cxl_pool::Memory;
 use pod_protocol::endpoint::Reporter;
 use pod_protocol::ids::{ChannelId, LeaseId, PlaceNumber};
 use pod_protocol::objects::{DiskObject, ReplicaObject, Route};
@@ -24,13 +25,15 @@ use pod_protocol::objects::{DiskObject, ReplicaObject, Route};
 use self::beside::Beside;
 use self::copies::Copies;
 use self::layout::{Layout, Piece};
+use self::lists::PartData;
 use self::parts::{Job, Leg, Owner, Part, Parts};
 use self::stranded::Stranded;
 use super::disk::{Disk, REQUESTS_MAX};
 use super::guest_side::GuestSide;
 use super::last_look::LastLook;
 use super::unflushed::{Mark, Unflushed};
-use crate::message::{Holder, Operation, Request, Status, Tag, Words};
+use crate::message::{Holder, Operation, Request, Tag, Words};
+use crate::segments::{SEGMENTS_MAX, Segment};
 
 /// A device that a share of the volume lies on.
 struct Column {
@@ -98,6 +101,8 @@ pub(crate) struct StripedDisk<M: Memory> {
     /// Requests that have yet to be cut.
     waiting: VecDeque<u16>,
     stranded: Stranded,
+    /// For the segments of a part.
+    gathered: Vec<Segment>,
     /// Counts requests.
     sequence: u64,
     guest: GuestSide,
@@ -123,6 +128,7 @@ impl<M: Memory> StripedDisk<M> {
             parts: Parts::new(),
             waiting: VecDeque::with_capacity(REQUESTS_MAX.into()),
             stranded: Stranded::default(),
+            gathered: Vec::with_capacity(SEGMENTS_MAX),
             sequence: 0,
             guest: GuestSide::new(),
             last_look: LastLook::default(),
@@ -146,8 +152,7 @@ impl<M: Memory> StripedDisk<M> {
             *sequence += 1;
             if let Some(job) = jobs.get_mut(usize::from(index)) {
                 debug_assert!(job.is_none(), "the disk has not been answered yet");
-                *job =
-                    Some(Job { request, open: 0, status: Status::Ok, sequence: *sequence, stranded: false });
+                *job = Some(Job::new(request, *sequence));
                 waiting.push_back(index);
             }
         });
@@ -198,39 +203,44 @@ impl<M: Memory> StripedDisk<M> {
         }
         match request.operation {
             Operation::Read | Operation::Write => {
-                self.layout.pieces(offset, length).for_each(|piece| self.add(index, &request, piece));
+                let mut next_list = request.data;
+                for piece in self.layout.pieces(offset, length) {
+                    let data = self.data_of(index, &request, &piece, &mut next_list);
+                    self.add(index, &request, piece, data);
+                }
             }
             Operation::Discard | Operation::WriteZeroes => {
-                self.layout.ranges(offset, length).for_each(|piece| self.add(index, &request, piece));
+                for piece in self.layout.ranges(offset, length) {
+                    self.add(index, &request, piece, PartData::none());
+                }
             }
             Operation::Flush => {
                 for column in 0..self.layout.columns() {
-                    self.add(
-                        index,
-                        &request,
-                        Piece { column, offset_bytes: 0, length_bytes: 0, data_bytes: 0 },
-                    );
+                    let piece = Piece { column, offset_bytes: 0, length_bytes: 0, data_bytes: 0 };
+                    self.add(index, &request, piece, PartData::none());
                 }
             }
         }
         Cut::Done
     }
 
-    fn add(&mut self, job: u16, whole: &Request, piece: Piece) {
-        // Pieces are whole sectors, and so whole lines.
-        let data = if whole.operation.has_data() {
-            whole.data.saturating_add(LineCount::covering(piece.data_bytes))
-        } else {
-            whole.data
-        };
+    fn add(&mut self, job: u16, whole: &Request, piece: Piece, PartData { data, segments }: PartData) {
         let (offset_bytes, length_bytes) = (piece.offset_bytes, piece.length_bytes);
-        let request = Request { tag: Tag::new(0), offset_bytes, length_bytes, data, ..*whole };
-        let twin = self.twin_of(piece.column, request.operation);
+        let request = Request { tag: Tag::new(0), offset_bytes, length_bytes, data, segments, ..*whole };
+        let mut twin = self.twin_of(piece.column, request.operation);
+        if twin.is_some() && self.is_in_guest(job) {
+            // The guest may change it meanwhile, and both places would have different versions: what the column gets is copied.
+            self.differ_in(&request);
+            twin = None;
+        }
         for column in [Some(piece.column), twin].into_iter().flatten() {
-            let entered = self.enter(Owner::Guest(job), column, request);
-            if let (Some(part), Some(Some(job))) = (entered, self.jobs.get_mut(usize::from(job))) {
+            let Some(index) = self.enter(Owner::Guest(job), column, request) else { continue };
+            if let Some(part) = self.parts.get_mut(index) {
+                part.data_bytes = piece.data_bytes;
+            }
+            if let Some(Some(job)) = self.jobs.get_mut(usize::from(job)) {
                 job.open += 1;
-                self.note_begin(part);
+                self.note_begin(index);
             }
         }
     }
@@ -239,7 +249,8 @@ impl<M: Memory> StripedDisk<M> {
     fn enter(&mut self, owner: Owner, column: usize, request: Request) -> Option<u16> {
         let it = self.columns.get_mut(column)?;
         let mark = if request.operation == Operation::Flush { it.unflushed.mark() } else { Mark::default() };
-        let part = self.parts.enter(Part { request, owner, column, leg: Leg::Queued, serial: 0, mark })?;
+        let part = Part { request, owner, column, leg: Leg::Queued, serial: 0, mark, data_bytes: 0 };
+        let part = self.parts.enter(part)?;
         it.queue.push_back(part);
         self.stirred = true;
         Some(part)
@@ -262,16 +273,20 @@ impl<M: Memory> StripedDisk<M> {
 
     fn send_to(&mut self, at: usize, room: u32, outbox: &mut Vec<Words>) -> u32 {
         let lease = self.disk.object().lease;
-        let column = &mut self.columns[at];
         let mut sent = 0;
-        while sent < room && column.ready && !column.refused {
+        while sent < room && self.columns[at].ready && !self.columns[at].refused {
+            let column = &mut self.columns[at];
             let Some(index) = column.queue.pop_front() else { break };
             let Some(part) = self.parts.get_mut(index) else { continue };
             let holder = column.holder(lease);
             part.leg = Leg::Sent(holder);
-            outbox.push(Request { holder, ..part.request }.encode());
             column.sent += 1;
             sent += 1;
+            let part = *part;
+            if part.request.segments > 0 {
+                self.write_list(&part, holder);
+            }
+            outbox.push(Request { holder, ..part.request }.encode());
         }
         sent
     }
@@ -279,7 +294,7 @@ impl<M: Memory> StripedDisk<M> {
     /// Gives the guest its answers, once all channels were looked at. True if there were any.
     pub(crate) fn settle(&mut self) -> bool {
         self.last_look.heard = true;
-        if self.disk.slots.abandoned() > 0 {
+        if self.disk.slots.abandoned() > 0 || self.disk.hurries() {
             self.drop_abandoned();
         }
         if self.recheck {

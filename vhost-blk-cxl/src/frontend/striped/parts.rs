@@ -47,6 +47,8 @@ pub(super) struct Part {
     pub(super) serial: u64,
     /// Of a flush: what it vouches for.
     pub(super) mark: Mark,
+    /// Where in the data of its request its own begins.
+    pub(super) data_bytes: u64,
 }
 
 /// A request of the guest, at the place of its slot.
@@ -61,9 +63,15 @@ pub(super) struct Job {
     pub(super) sequence: u64,
     /// It has to begin anew, in another buffer: a backend that nobody waits for may still fill the one it has.
     pub(super) stranded: bool,
+    /// A backend of an earlier version has refused a list: the data is to be copied.
+    pub(super) unlisted: bool,
 }
 
 impl Job {
+    pub(super) fn new(request: Request, sequence: u64) -> Self {
+        Self { request, open: 0, status: Status::Ok, sequence, stranded: false, unlisted: false }
+    }
+
     /// A part ended like this.
     pub(super) fn note(&mut self, status: Status) {
         if status != Status::Ok && self.status != Status::IoError {

@@ -46,6 +46,11 @@ impl Stranded {
         !self.jobs.is_empty()
     }
 
+    /// Whether a backend may still fill what a request had.
+    fn may_fill(&self, sequence: u64) -> bool {
+        self.orphans.iter().any(|orphan| orphan.sequence == sequence)
+    }
+
     /// How many answers of a channel have yet to come.
     pub(super) fn on(&self, channel: ChannelId) -> u32 {
         let on = self.orphans.iter().filter(|orphan| orphan.channel == channel && orphan.sent_as.is_some());
@@ -162,9 +167,11 @@ impl<M: Memory> StripedDisk<M> {
         let is_abandoned = self.is_abandoned(index);
         let Some(Some(job)) = self.jobs.get_mut(usize::from(index)) else { return true };
         let Place::Buffer(old) = self.disk.slots.get(index).place else {
-            debug_assert!(false, "the data of a striped disk is copied");
-            job.status = Status::IoError;
-            self.finish(index);
+            // The guest's own memory cannot be kept aside.
+            if self.stranded.may_fill(job.sequence) {
+                return false;
+            }
+            self.enter_anew(index, is_abandoned);
             return true;
         };
         let place = if is_abandoned {
@@ -184,14 +191,21 @@ impl<M: Memory> StripedDisk<M> {
         };
         self.disk.slots.get_mut(index).place = place;
         self.stranded.buffers.push((job.sequence, old));
-        (job.stranded, job.status) = (false, Status::Ok);
+        self.enter_anew(index, is_abandoned);
+        self.free_kept();
+        true
+    }
+
+    /// Has a request cut once more, or ends it if nobody waits for it any more.
+    fn enter_anew(&mut self, index: u16, is_abandoned: bool) {
+        let Some(Some(job)) = self.jobs.get_mut(usize::from(index)) else { return };
+        job.stranded = false;
         if is_abandoned {
             job.status = Status::IoError;
             self.finish(index);
         } else {
+            job.status = Status::Ok;
             self.waiting.push_back(index);
         }
-        self.free_kept();
-        true
     }
 }

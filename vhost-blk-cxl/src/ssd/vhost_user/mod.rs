@@ -195,6 +195,10 @@ impl Ssd for VhostUserSsd {
         self.disk.geometry
     }
 
+    fn discard_granularity_bytes(&self) -> Option<u32> {
+        self.requests.discard_granularity_bytes()
+    }
+
     fn submit(&mut self, command: Command) -> Result<(), Full> {
         if self.failure().is_some() {
             self.ended.push(Finished { id: command.id, outcome: Outcome::Failed });

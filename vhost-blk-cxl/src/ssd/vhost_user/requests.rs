@@ -25,6 +25,8 @@ pub(super) struct Abilities {
     pub(super) flush: bool,
     /// Sectors of one discard; none if it knows none.
     pub(super) discard_sectors_max: u32,
+    /// What a discard has to be a multiple of to have an effect, if it says so.
+    pub(super) discard_granularity_bytes: Option<u32>,
     /// Sectors of one write of zeroes.
     pub(super) zeroes_sectors_max: u32,
     /// Places of one read or write, at least one.
@@ -94,6 +96,11 @@ pub(super) struct Requests {
 }
 
 impl Requests {
+    /// What a discard has to be a multiple of to have an effect, as the target says now.
+    pub(super) const fn discard_granularity_bytes(&self) -> Option<u32> {
+        self.abilities.discard_granularity_bytes
+    }
+
     pub(super) fn new(abilities: Abilities) -> Self {
         let lists = vec![Vec::new(); DEPTH.into()];
         Self { abilities, slots: vec![None; DEPTH.into()], lists, free: (0..DEPTH).rev().collect() }
@@ -278,8 +285,13 @@ mod tests {
     use super::*;
     use crate::ssd::CommandId;
 
-    const ABLE: Abilities =
-        Abilities { flush: true, discard_sectors_max: 16, zeroes_sectors_max: 16, segments_max: 2 };
+    const ABLE: Abilities = Abilities {
+        flush: true,
+        discard_sectors_max: 16,
+        discard_granularity_bytes: None,
+        zeroes_sectors_max: 16,
+        segments_max: 2,
+    };
     const OK: u8 = 0;
     const IOERR: u8 = 1;
     const UNSUPP: u8 = 2;
