@@ -218,7 +218,7 @@ impl FakeResctrl {
                     let more = grown_ns(group, ran) * (BYTES_PER_SECOND / 1_000_000) / 1000;
                     write_count(group, count.fetch_add(more, Ordering::AcqRel) + more);
                 }
-                thread::sleep(Duration::from_millis(5));
+                thread::sleep(Duration::from_millis(1));
             }
         });
         Ok(Self { directory, groups, bytes, over, thread: Some(thread) })

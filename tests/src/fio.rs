@@ -88,6 +88,17 @@ impl Job {
         line
     }
 
+    /// The same of so many processes, each with as much of the disk for itself, and with a vCPU and so, where the disk has as many, a queue.
+    pub fn command_of(&self, processes: u16) -> String {
+        format!(
+            "{} --numjobs={processes} --offset_increment={}m --group_reporting --cpus_allowed=0-{} \
+             --cpus_allowed_policy=split",
+            self.command(),
+            self.size_mib,
+            processes.saturating_sub(1)
+        )
+    }
+
     /// Runs it; fails if a single byte is wrong.
     pub fn run(&self, vm: &PodVm, deadline: Duration) -> Result<Report> {
         Report::parse(&vm.exec_within(&self.command(), deadline)?)

@@ -83,7 +83,7 @@ impl FrameGuest {
         self.mac
     }
 
-    /// Sends the frame with this number, which [`Arrivals`](crate::arrivals::Arrivals) hear, and waits for nothing.
+    /// Sends the frame with this number, which [`Arrivals`] hear, and waits for nothing.
     pub fn send(&mut self, number: u64) {
         self.offer(NOBODY, number);
     }
@@ -103,6 +103,12 @@ impl FrameGuest {
     pub fn told(&mut self) -> &[u64] {
         self.collect();
         &self.told
+    }
+
+    /// How many frames have yet to be taken from it.
+    pub fn in_flight(&mut self) -> usize {
+        self.collect();
+        self.sending.len()
     }
 
     fn post(&mut self, address: u64) {

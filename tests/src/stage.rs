@@ -32,10 +32,15 @@ impl Stage {
 
     /// As [`Stage::set_up`], in a pod with hosts of these names and devices.
     pub fn set_up_in(pod: PodBuilder) -> Result<Self> {
+        Self::set_up_as(pod, VmShape::default())
+    }
+
+    /// The same with such a virtual machine.
+    pub fn set_up_as(pod: PodBuilder, shape: VmShape) -> Result<Self> {
         let guest = Guest::ensure(&mut Silent)?;
         let pod = pod.start()?;
         let instance = pod.create_instance("vm1", "h1", &[("vol0", VOLUME_BYTES, Some("h2/ssd0"))])?;
-        let vm = pod.boot(&instance, &guest, VmShape::default())?;
+        let vm = pod.boot(&instance, &guest, shape)?;
         let server = iperf::Server::start(&pod)?;
         Ok(Self { vm, server, pod, instance })
     }

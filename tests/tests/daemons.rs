@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use wadi_tests::fio::{Job, Pattern, Report};
 use wadi_tests::iperf::{self, Way};
-use wadi_tests::pod::{CLIENT_ADDRESS, Role};
+use wadi_tests::pod::{CLIENT_ADDRESS, PodBuilder, Role, VmShape};
 use wadi_tests::stage::{Stage, rounds};
 
 /// How long a daemon stays away.
@@ -18,23 +18,27 @@ fn kill_and_restart(stage: &mut Stage, host: &str, role: Role) {
     stage.pod.wait_until_joined().unwrap();
 }
 
-fn disk_survives(host: &str, role: Role) {
-    let mut stage = Stage::set_up().unwrap();
+/// The guest writes by all of so many queues.
+fn disk_survives(host: &str, role: Role, queues: u16) {
+    let shape = VmShape { cpus: VmShape::default().cpus.max(queues.into()), ..VmShape::default() };
+    let mut stage = Stage::set_up_as(PodBuilder::three_hosts().disk_queues(queues), shape).unwrap();
+    assert_eq!(stage.vm.exec("ls /sys/block/vda/mq | wc -l").unwrap().trim(), queues.to_string());
     for _ in 0..rounds() {
         let command = Job {
             disk: "vda".into(),
             offset_mib: 0,
-            size_mib: 128,
+            size_mib: 128 / u32::from(queues),
             pattern: Pattern::Random4K,
             flush_every: 64,
         }
-        .command();
+        .command_of(queues);
         thread::scope(|scope| {
             let vm = &stage.vm;
             let traffic = scope.spawn(move || vm.exec_within(&command, Duration::from_mins(2)));
             thread::sleep(Duration::from_millis(700));
             stage.pod.daemon(host, role).unwrap().kill().unwrap();
             thread::sleep(AWAY);
+            assert!(!traffic.is_finished(), "nothing was under way");
             stage.pod.start_daemon(host, role).unwrap();
             stage.pod.wait_until_joined().unwrap();
             Report::parse(&traffic.join().unwrap().unwrap()).unwrap();
@@ -46,12 +50,12 @@ fn disk_survives(host: &str, role: Role) {
 
 #[test]
 fn disk_survives_its_frontend() {
-    disk_survives("h1", Role::BlkFrontend);
+    disk_survives("h1", Role::BlkFrontend, 4);
 }
 
 #[test]
 fn disk_survives_its_backend() {
-    disk_survives("h2", Role::BlkBackend);
+    disk_survives("h2", Role::BlkBackend, 1);
 }
 
 fn network_survives(host: &str, role: Role) {

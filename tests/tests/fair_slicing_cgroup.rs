@@ -80,6 +80,12 @@ fn the_kernels_quota_holds_vcpus_to_their_vms_share_of_the_fabric() {
     agents[0] = fair.start_agent(0).unwrap();
     fair.until("5:15 with another agent", WINDOW, |rates| shares_are(rates, [1.0, 3.0])).unwrap();
 
+    // Where shares follow from less time than the quota needs to be exact, that is said.
+    let said = "podctl mchannel fabric --sample-us 500000";
+    assert!(agents.iter().all(|agent| !agent.said().contains(said)));
+    fair.share_out(100).unwrap();
+    wait_for("it to be said", || agents.iter().all(|agent| agent.said().contains(said)));
+
     assert!(hungry.outcome().is_none(), "it has ended: {:?}", hungry.outcome());
     for agent in &mut agents {
         agent.check().unwrap();

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use guest_images::agent::Agent;
 use guest_images::{Guest, Silent};
-use pod_api::{AttachDevice, CreateInstance, CreateVolume, Instance, NicRequest};
+use pod_api::{AttachDevice, ChangeVolume, CreateInstance, CreateVolume, Instance, NicRequest};
 use serde_json::json;
 use vmm::{MigrationSpeed, VmSpec};
 use wadi_tests::monitor;
@@ -183,7 +183,24 @@ fn devices_come_and_go_while_a_vm_runs() {
     attach_volume(&pod, "1st");
     wait_for_disk(&vm, "1st");
     assert_eq!(Some(read(&vm, "1st")), sum);
+
+    // A guest is told that it may only read, where that is so; and that does not change under it.
+    let read_only = |on| {
+        let change = ChangeVolume { read_only: Some(on), ..ChangeVolume::default() };
+        pod.api().change_volume("1st", &change)
+    };
+    assert_eq!(read_only(true).unwrap_err().status(), Some(409));
     instances(&pod, &["detach", "vm1", "1st"]).unwrap();
+    assert!(read_only(true).unwrap().read_only);
+    attach_volume(&pod, "1st");
+    wait_for_disk(&vm, "1st");
+    let disk = disk_of(&vm, "1st");
+    assert_eq!(vm.exec(&format!("cat /sys/block/{disk}/ro")).unwrap().trim(), "1");
+    let overwrite = format!("dd if=/dev/zero of=/dev/{disk} bs=4k count=1 oflag=direct");
+    assert!(!vm.run(&overwrite, LONG).unwrap().success());
+    assert_eq!(Some(read(&vm, "1st")), sum);
+    instances(&pod, &["detach", "vm1", "1st"]).unwrap();
+    assert!(!read_only(false).unwrap().read_only);
 
     // Nobody plugs anything into a machine that has ended; the next one starts with it.
     vm.stop().unwrap();

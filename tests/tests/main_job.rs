@@ -1,8 +1,10 @@
 //! The main job: an unmodified guest works through a NIC and an SSD of other hosts, and no byte is wrong.
 
+use std::process::Command;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use pod_api::DeviceKind;
 use wadi_tests::fio::{Job, Pattern};
 use wadi_tests::iperf::{self, Way};
 use wadi_tests::pod::{CLIENT_ADDRESS, GUEST_ADDRESS};
@@ -38,6 +40,15 @@ fn guest_sees_standard_devices_as_they_were_leased() {
     let sectors: u64 = stage.vm.exec("cat /sys/block/vda/size").unwrap().trim().parse().unwrap();
     assert_eq!(sectors * 512, VOLUME_BYTES);
     assert_eq!(stage.vm.exec("cat /sys/block/vda/serial").unwrap().trim(), disk.serial);
+    // Of a file on a host a discard gives whole blocks of the file system back.
+    let image = stage.pod.directory().join("h2-ssd0.img");
+    let block = Command::new("stat").args(["--file-system", "--format=%s"]).arg(image).output().unwrap();
+    let block: u32 = String::from_utf8(block.stdout).unwrap().trim().parse().unwrap();
+    let ssd = stage.pod.api().device("h2", "ssd0").unwrap();
+    let DeviceKind::Ssd { discard_granularity_bytes, .. } = ssd.kind else { panic!("{ssd:?}") };
+    assert_eq!(discard_granularity_bytes, Some(block));
+    let shown = stage.vm.exec("cat /sys/block/vda/queue/discard_granularity").unwrap();
+    assert_eq!(shown.trim(), block.to_string());
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use std::{fs, thread};
 
 use guest_images::{Guest, Silent};
-use pod_api::{AddReplica, DeviceHealth, DeviceKind};
+use pod_api::{AddReplica, Condition, CreateInstance, CreateVolume, DeviceHealth, DeviceKind};
 use wadi_tests::fio::{Job, Pattern, Report};
 use wadi_tests::pod::{CLIENT_ADDRESS, HostPlan, Pod, PodBuilder, PodVm, Role, VmShape};
 use wadi_tests::waiting::until;
@@ -47,6 +47,31 @@ fn move_volume(pod: &Pod, from: &str, to: &str) {
         let volume = pod.api().volume("vol0").unwrap();
         (volume.device == to && volume.replicas.is_empty()).then_some(())
     });
+}
+
+/// A volume that no instance uses.
+fn unused(device: &str) -> CreateVolume {
+    CreateVolume { device: Some(device.to_owned()), ..CreateVolume::new("unused", "8M".parse().unwrap()) }
+}
+
+/// A volume that no instance uses stays on an SSD that is to be empty, which says so, and leaves it once one uses it, without a VM.
+fn leave_with_an_instance(pod: &Pod, host: &str) {
+    let ssd = pod.api().device(host, "ssd0").unwrap();
+    let says = |it: &Condition| it.message.contains("unused stays, since no instance uses it");
+    assert!(ssd.conditions.iter().any(says), "{ssd:?}");
+    let request = CreateInstance {
+        name: "mover".to_owned(),
+        host: "h1".to_owned(),
+        volumes: vec!["unused".to_owned()],
+        ..CreateInstance::default()
+    };
+    pod.api().create_instance(&request, Duration::from_secs(30)).unwrap();
+    until("it to leave", || {
+        let volume = pod.api().volume("unused").unwrap();
+        (!volume.device.starts_with(host) && volume.replicas.is_empty()).then_some(())
+    });
+    pod.api().delete_instance("mover").unwrap();
+    pod.api().delete_volume("unused").unwrap();
 }
 
 fn answers(vm: &PodVm) {
@@ -96,7 +121,9 @@ fn hosts_and_devices_come_and_go_while_a_guest_works() {
 
         // The host that had all before leaves.
         assert!(pod.api().delete_host("h2").is_err(), "its daemons run");
+        pod.api().create_volume(&unused("h2/ssd0")).unwrap();
         pod.api().drain_host("h2", true).unwrap();
+        leave_with_an_instance(&pod, "h2");
         power_off(&mut pod, "h2");
         delete(&pod, "h2");
         answers(&vm);

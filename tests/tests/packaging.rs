@@ -1,7 +1,13 @@
 //! The Debian package installs, runs and goes.
 
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use wadi_tests::disk_guest::{Answers, BLOCKS, DiskGuest};
+use wadi_tests::frame_guest::FrameGuest;
+use wadi_tests::waiting::wait_for;
 
 /// What the package is built of: the programs that the tests run.
 fn built() -> &'static Path {
@@ -41,6 +47,65 @@ fn a_host_runs_from_the_package_with_no_more_capabilities_than_its_units_have() 
     std::fs::create_dir(&root).expect("a directory");
     let said = succeed(command.arg(&root));
     assert!(said.ends_with("== done\n"), "{said}");
+}
+
+/// systemd itself starts the daemons, on a copy of this machine: what the units forbid is forbidden then. Guests without a VM use the
+/// devices meanwhile.
+#[test]
+fn a_host_that_systemd_has_booted_works_in_its_units_sandboxes() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let package =
+        succeed(Command::new(source().join("deploy/build-deb.sh")).arg(built()).arg(directory.path()));
+    let base = directory.path().join("host");
+    fs::create_dir(&base).expect("a directory");
+    let mut command = Command::new(source().join("tests/packaging/boot.sh"));
+    command.arg(package.trim()).arg(&base);
+    let booted = std::thread::spawn(move || command.output().expect("it can be run"));
+    let shared = base.join("shared");
+    let said = || fs::read_to_string(shared.join("log")).unwrap_or_default();
+    let began = Instant::now();
+    while !shared.join("at-work").exists() && !booted.is_finished() {
+        assert!(began.elapsed() < Duration::from_mins(5), "it has not begun to work:\n{}", said());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    if shared.join("at-work").exists() {
+        let mac = fs::read_to_string(shared.join("at-work")).expect("a file");
+        use_devices(&sockets_of_booted(&shared), mac.trim());
+        fs::write(shared.join("tried"), "").expect("a file");
+    }
+    let Output { status, stdout, stderr } = booted.join().expect("it was run");
+    let said = said();
+    let (stdout, stderr) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+    assert!(said.ends_with("== done\n"), "{status}\n{stdout}\n{stderr}\n{said}");
+}
+
+/// Where the sockets of a host are that has this directory.
+fn sockets_of_booted(shared: &Path) -> PathBuf {
+    let processes = fs::read_dir("/proc").expect("processes").flatten().map(|it| it.path());
+    let is_there = |process: &PathBuf| {
+        let is_frontend =
+            fs::read_to_string(process.join("comm")).is_ok_and(|it| it.trim() == "vhost-net-cxl");
+        // The same directory has the same file.
+        let same = |file: PathBuf| fs::metadata(file).map(|it| std::os::unix::fs::MetadataExt::ino(&it)).ok();
+        is_frontend && same(process.join("root/shared/at-work")) == same(shared.join("at-work"))
+    };
+    processes
+        .filter(is_there)
+        .map(|it| it.join("root/run/wadi/sockets"))
+        .next()
+        .expect("a daemon of that host")
+}
+
+/// Writes to the disk of `vm1`, reads it back, and sends frames.
+fn use_devices(sockets: &Path, mac: &str) {
+    let socket = |name: &str| sockets.join(name).to_str().expect("a path").to_owned();
+    let mut disk = DiskGuest::connect(&socket("vm1-vol0.sock"));
+    disk.begin_to_write(1);
+    assert_eq!(disk.finish(), Answers { done: BLOCKS, failed: 0 });
+    assert_eq!(disk.versions(), vec![1; BLOCKS]);
+    let mut nic = FrameGuest::connect(&socket("vm1-net0.sock"), mac);
+    (0..40).for_each(|number| nic.send(number));
+    wait_for("all frames are on their way", || nic.in_flight() == 0);
 }
 
 #[test]

@@ -1,13 +1,14 @@
 //! A pod that runs is upgraded process by process while a guest works through it: controllers first, followers before the one
 //! that leads, then host by host. It speaks the version before until the last of them is new, goes back to it when one does,
-//! and takes in nobody who is two versions away.
+//! and takes in nobody who is two versions away. Old controllers lead new daemons as well: so it is where hosts are upgraded first, or
+//! only the controllers go back.
 //!
 //! `WADI_PREVIOUS_BINARIES` names the programs to upgrade from; without it, those of this release speak the version before.
 
 use std::time::Duration;
 
 use cxl_pool::{HostId, Pool, Role as Slot};
-use pod_api::EventKind;
+use pod_api::{DeviceHealth, DeviceKind, EventKind};
 use pod_protocol::config::HostConfig;
 use pod_protocol::daemon::StopSignal;
 use pod_protocol::endpoint::{Endpoint, Handler, RunError};
@@ -18,10 +19,10 @@ use pod_protocol::reports::Join;
 use pod_protocol::telemetry::Telemetry;
 use wadi_tests::conversation::Conversation;
 use wadi_tests::fio::{Job, Pattern, Report};
-use wadi_tests::pod::{Pod, PodBuilder, Release, Role};
+use wadi_tests::pod::{Pod, PodBuilder, PodVm, Release, Role};
 use wadi_tests::replicas::Replicas;
 use wadi_tests::stage::Stage;
-use wadi_tests::waiting::until;
+use wadi_tests::waiting::{self, until};
 
 /// Hosts in the order in which they are upgraded, with what runs there: those with devices before the one with guests.
 const HOSTS: [(&str, [Role; 2]); 3] = [
@@ -71,15 +72,7 @@ fn pod_is_upgraded_host_by_host_under_load_and_goes_back() {
 
     let disk = vm.start(&load(0)).unwrap();
     pod.set_release(Release::This);
-    let leader = replicas.leader(3);
-    for replica in [(leader + 1) % 3, (leader + 2) % 3, leader] {
-        replicas.replace(replica, pod).unwrap();
-        replicas.leader(3);
-        assert_eq!(spoken(pod), old.to_string(), "with replica {replica} new");
-        conversation.check(&format!("with replica {replica} new")).unwrap();
-    }
-    let known = pod.api().controllers().unwrap();
-    assert!(known.iter().all(|it| it.protocol == Some(new.to_string())), "{known:?}");
+    replace_controllers(pod, &mut replicas, &conversation, |pod| assert_eq!(spoken(pod), old.to_string()));
     Report::parse(&disk.finish(Duration::from_mins(2)).unwrap()).unwrap();
 
     for (part, (host, roles)) in (1..).zip(HOSTS) {
@@ -97,6 +90,7 @@ fn pod_is_upgraded_host_by_host_under_load_and_goes_back() {
     until("all daemons to hear of it", || (told(&mut replicas, new.minor) == 6).then_some(()));
 
     stranger_is_refused(pod);
+    old_controllers_lead_new_daemons(vm, pod, &mut replicas, &conversation);
 
     // One step back, of a follower and a daemon, and forth again.
     pod.set_release(Release::Previous);
@@ -108,7 +102,7 @@ fn pod_is_upgraded_host_by_host_under_load_and_goes_back() {
     pod.ask(replicas.client(asked).unwrap());
     wait_for(pod, old);
     conversation.check("with a daemon and a replica of the version before").unwrap();
-    let disk = vm.start(&load(4)).unwrap();
+    let disk = vm.start(&load(7)).unwrap();
     pod.set_release(Release::This);
     replicas.replace(follower, pod).unwrap();
     replicas.leader(3);
@@ -124,6 +118,95 @@ fn pod_is_upgraded_host_by_host_under_load_and_goes_back() {
     let counters = pod.api().metrics().unwrap();
     let lost = counters.lines().filter(|it| it.starts_with("wadi_lease_errors_total") && !it.ends_with(" 0"));
     assert_eq!(lost.collect::<Vec<_>>(), [""; 0]);
+}
+
+/// All controllers, one after the other, followers first, become those of the pod's release.
+fn replace_controllers(
+    pod: &Pod,
+    replicas: &mut Replicas,
+    conversation: &Conversation,
+    check: impl Fn(&Pod),
+) {
+    let leader = replicas.leader(3);
+    for replica in [(leader + 1) % 3, (leader + 2) % 3, leader] {
+        replicas.replace(replica, pod).unwrap();
+        replicas.leader(3);
+        check(pod);
+        conversation.check(&format!("with another replica {replica}")).unwrap();
+    }
+    let (known, speaks) = (pod.api().controllers().unwrap(), pod.release().protocol().to_string());
+    // Controllers of 1.0 do not say.
+    let said = |said: &Option<String>| said.as_ref().is_none_or(|said| *said == speaks);
+    assert!(known.iter().all(|it| said(&it.protocol)), "not all speak {speaks}: {known:?}");
+}
+
+/// The controllers alone go back, and lead daemons that are all new: they take their joins, orders and reports. Then they go forth
+/// again.
+fn old_controllers_lead_new_daemons(
+    vm: &PodVm,
+    pod: &mut Pod,
+    replicas: &mut Replicas,
+    conversation: &Conversation,
+) {
+    let (old, new) = (Release::Previous.protocol(), Release::This.protocol());
+    let disk = vm.start(&load(4)).unwrap();
+    pod.set_release(Release::Previous);
+    replace_controllers(pod, replicas, conversation, |pod| wait_for(pod, old));
+    waiting::wait_for("all daemons to hear of it", || told(replicas, old.minor) == 6);
+    pod.set_release(Release::This);
+    Report::parse(&disk.finish(Duration::from_mins(2)).unwrap()).unwrap();
+
+    for _ in 0..2 {
+        nic_fails_over(pod);
+        conversation.check("with an old controller that has moved its NIC").unwrap();
+    }
+
+    // One dies and another one leaves in order, on each side; all join anew.
+    let disk = vm.start(&load(5)).unwrap();
+    assert!(disk.outcome().is_none(), "the disk is in use when its daemons go");
+    for (host, role) in [("h2", Role::BlkBackend), ("h1", Role::NetFrontend)] {
+        pod.daemon(host, role).unwrap().kill().unwrap();
+        pod.start_daemon(host, role).unwrap();
+        pod.wait_until_joined().unwrap();
+    }
+    for (host, role) in [("h2", Role::NetBackend), ("h1", Role::BlkFrontend)] {
+        replace(pod, host, role);
+    }
+    conversation.check("with new daemons that joined at an old controller").unwrap();
+
+    // What a volume had is wiped, and that is reported.
+    let used = |pod: &Pod| match pod.api().device("h3", "ssd1").unwrap().kind {
+        DeviceKind::Ssd { used_bytes, .. } => used_bytes,
+        kind @ DeviceKind::Nic { .. } => panic!("{kind:?}"),
+    };
+    assert_eq!(used(pod), 0);
+    pod.create_instance("vm2", "h1", &[("vol1", 64 << 20, Some("h3/ssd1"))]).unwrap();
+    assert_eq!(used(pod), 64 << 20);
+    pod.api().delete_instance("vm2").unwrap();
+    pod.api().delete_volume("vol1").unwrap();
+    waiting::wait_for("the volume's place to be free again", || used(pod) == 0);
+    Report::parse(&disk.finish(Duration::from_mins(2)).unwrap()).unwrap();
+
+    assert_eq!(spoken(pod), old.to_string());
+    assert_eq!(told(replicas, old.minor), 6);
+    let disk = vm.start(&load(6)).unwrap();
+    replace_controllers(pod, replicas, conversation, |_| {});
+    wait_for(pod, new);
+    waiting::wait_for("all daemons to hear of it", || told(replicas, new.minor) == 6);
+    Report::parse(&disk.finish(Duration::from_mins(2)).unwrap()).unwrap();
+}
+
+/// The cable of the NIC in use is pulled, the other one takes its place, and the cable is plugged in again.
+fn nic_fails_over(pod: &Pod) {
+    let (one, other) = (("h2", "nic0"), ("h3", "nic1"));
+    let used = pod.api().instance("vm1").unwrap().nics[0].nic.clone();
+    let ((host, nic), backup) = if used == "h2/nic0" { (one, other) } else { (other, one) };
+    pod.pull_cable(host, nic).unwrap();
+    pod.wait_for_nic("vm1", &format!("{}/{}", backup.0, backup.1)).unwrap();
+    pod.plug_cable(host, nic).unwrap();
+    waiting::wait_for("the NIC to be up again", || {
+        pod.api().device(host, nic).unwrap().health == DeviceHealth::Up
+    });
 }
 
 /// Nothing of it is ever called.

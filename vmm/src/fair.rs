@@ -80,6 +80,7 @@ pub(crate) fn hold(asked: &Slice, machine: &RunningVm, stop: &StopSignal) -> Res
         part: 1.0,
         set_at: now,
         held: false,
+        too_short: None,
         uncounted: Uncounted::default(),
         link: Some(link),
         refused: false,
@@ -173,6 +174,8 @@ struct Agent<'a> {
     set_at: Instant,
     /// Whether they were held all the time since the last report.
     held: bool,
+    /// The last K of which was said that it is too short for the actuator.
+    too_short: Option<Duration>,
     uncounted: Uncounted,
     link: Option<Link>,
     /// The last one did not go, but sent this agent away.
@@ -318,11 +321,30 @@ impl Agent<'_> {
         {
             print(&format!("{}: {}\n", self.machine.name, cost.describe(used)))?;
         }
+        self.warn_of_short_samples(part);
         // Who is free has no window.
         self.used = if part < 1.0 { used } else { self.wanted };
         self.held &= part < 1.0;
         (self.part, self.set_at) = (part, Instant::now());
         Ok(())
+    }
+
+    /// Says if shares follow from less time than the actuator needs to be exact.
+    fn warn_of_short_samples(&mut self, part: f64) {
+        let (needs, sample) = (self.choice.actuator.exact_over(), self.sample);
+        if part >= 1.0 || sample >= needs || self.too_short == Some(sample) {
+            return;
+        }
+        self.too_short = Some(sample);
+        eprintln!(
+            "{}: shares follow from what vCPUs move in {} ms, and {} holds them exactly over {} ms only: it may move half as much again as \
+             its share; use the shim, or podctl mchannel fabric --sample-us {}",
+            self.machine.name,
+            sample.as_millis(),
+            self.choice.actuator.name(),
+            needs.as_millis(),
+            needs.as_micros()
+        );
     }
 
     /// Tells what they did since the last time.

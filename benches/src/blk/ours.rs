@@ -217,6 +217,7 @@ pub(super) fn objects(
         serial: "bench".to_owned(),
         size_bytes,
         block_bytes: 4096,
+        discard_granularity_bytes: None,
         read_only: false,
         queues: QUEUES_MAX,
         data_area,

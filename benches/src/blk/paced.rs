@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -9,7 +11,7 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
 use vhost_blk_cxl::segments::Segment;
-use vhost_blk_cxl::ssd::{Command, CommandId, Finished, Full, Geometry, Outcome, Ssd};
+use vhost_blk_cxl::ssd::{Command, CommandId, Finished, Full, Geometry, LABEL_BYTES, Outcome, Ssd};
 
 /// What it carries out at a time.
 const PARALLEL: u32 = 16;
@@ -26,16 +28,20 @@ pub(super) struct PacedSsd {
     free: [Instant; PARALLEL as usize],
     /// In the order in which they end, which is that in which they came.
     waiting: VecDeque<(Instant, CommandId)>,
+    /// Writes to where tables and logs of intents are.
+    logged: Arc<AtomicU64>,
 }
 
 impl PacedSsd {
-    pub(super) fn new(size_bytes: u64) -> Result<Self> {
+    /// A device that counts writes to what volumes leave free at its beginning.
+    pub(super) fn new(size_bytes: u64, logged: &Arc<AtomicU64>) -> Result<Self> {
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         Ok(Self {
             geometry: Geometry { size_bytes, block_bytes: 4096 },
             timer: timerfd_create(TimerfdClockId::Monotonic, flags).context("cannot make a timer")?,
             free: [Instant::now(); PARALLEL as usize],
             waiting: VecDeque::with_capacity(DEPTH),
+            logged: Arc::clone(logged),
         })
     }
 
@@ -67,6 +73,9 @@ impl Ssd for PacedSsd {
     fn submit(&mut self, command: Command) -> Result<(), Full> {
         if self.waiting.len() == DEPTH {
             return Err(Full);
+        }
+        if command.operation.writes() && command.offset_bytes < LABEL_BYTES {
+            self.logged.fetch_add(1, Ordering::Relaxed);
         }
         let now = Instant::now();
         let Some(next) = self.free.iter_mut().min() else { return Err(Full) };

@@ -1,6 +1,13 @@
 //! Volumes in several places: what a mirror costs, and what a second device gives.
+//!
+//! All of them run as in a pod: devices have tables of their volumes, and with them mirrors have their logs of intents, out of which marks
+//! are taken by the frontend when its telemetry is asked for.
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
@@ -11,12 +18,14 @@ use cxl_pool::{CoherenceMode, CreateOptions, Generation, Pool, Role};
 use pod_protocol::config::Wakeup;
 use pod_protocol::endpoint::Handler;
 use pod_protocol::ids::{ChannelId, LeaseGeneration, PlaceNumber};
-use pod_protocol::objects::{ChannelObject, Engine, Object, ReplicaObject, Route};
+use pod_protocol::objects::{ChannelObject, Engine, Object, ReplicaObject, Route, TableObject, VolumeObject};
 use pod_protocol::run_directory::RunDirectory;
+use pod_protocol::volume_table::{MirrorEntry, VolumeEntry, VolumeTable};
 use pod_protocol::worker::WorkerConfig;
 use tempfile::TempDir;
 use vhost_blk_cxl::backend::{Backend, OpenedSsd};
 use vhost_blk_cxl::frontend::Frontend;
+use vhost_blk_cxl::ssd::{LABEL_BYTES, Label};
 use wadi_tests::runner::memory_tempdir;
 
 use super::Job;
@@ -30,6 +39,8 @@ const DISK_BYTES: u64 = 64 << 20;
 const STRIPE_BYTES: u64 = 64 << 10;
 /// Copying all of a mirror, once, takes much less.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// How often a daemon is asked for its telemetry.
+const TELEMETRY_EVERY: Duration = Duration::from_millis(100);
 /// Enough for two devices.
 const JOBS: [Job; 2] = [
     Job { writes: true, bytes: 4 << 10, depth: 64, queues: 1 },
@@ -94,6 +105,8 @@ pub(super) fn measure(cores: Cores, duration: Duration, rounds: u32) -> Result<V
                 let measured = load.run(job, duration, Waiting::Yielding)?;
                 samples.push(Sample { places, job, measured });
             }
+            let logs = served.logged.load(Ordering::Relaxed) > 0;
+            ensure!(logs == (places == Places::Mirror), "mirrors have logs of intents, and nothing else has");
         }
     }
     cores::unpin(cores)?;
@@ -137,8 +150,10 @@ pub(super) fn measure(cores: Cores, duration: Duration, rounds: u32) -> Result<V
 /// A frontend and a backend for each place.
 struct Served {
     // The frontend first: it lets go of its rings.
-    _frontend: Frontend,
+    _frontend: Asked,
     _backends: Vec<Backend>,
+    /// Writes to what volumes leave free at the devices' beginning: logs of intents.
+    logged: Arc<AtomicU64>,
     socket: PathBuf,
     _directory: TempDir,
 }
@@ -167,13 +182,14 @@ impl Served {
         let mut frontend = Frontend::start(memory.clone(), run.clone(), worker(), doorbell, None, file)?;
         // The second disk's place is used; in that of the first one there are more rings.
         let (mut disk, mut volume) = objects(&pool, 1, DISK_BYTES, false)?;
-        volume.start_bytes = 0;
+        volume.start_bytes = LABEL_BYTES;
         let refused = |reason: String| anyhow!(reason);
         let mut backends = Vec::new();
+        let logged = Arc::default();
         for number in 0..count {
             cores::pin(cores.sender)?;
             let back = endpoint(number + 2, Role::BlkBackend);
-            let ssd = OpenedSsd::new("ssd0", Box::new(PacedSsd::new(DISK_BYTES)?));
+            let ssd = OpenedSsd::new("ssd0", Box::new(PacedSsd::new(LABEL_BYTES + DISK_BYTES, &logged)?));
             let mut backend =
                 Backend::start(memory.clone(), run.clone(), worker(), Some(bell(back)?), vec![ssd], None)?;
             let lines = RingPlacement::lines(SLOTS, 8);
@@ -198,6 +214,11 @@ impl Served {
             backend.apply(channel(front, here, there)).map_err(refused)?;
             frontend.apply(channel(back, there, here)).map_err(refused)?;
             volume.channel = route.channel;
+            if places == Places::Mirror {
+                let file = directory.path().join(format!("table{number}"));
+                backend.keep_tables(vec![("ssd0".to_owned(), label(&file)?)]);
+                backend.apply(Object::Table(table(&volume, number.into()))).map_err(refused)?;
+            }
             backend.apply(Object::Volume(volume.clone())).map_err(refused)?;
             disk.replicas.push(ReplicaObject {
                 number: number.into(),
@@ -222,6 +243,64 @@ impl Served {
             ensure!(began.elapsed() < PATIENCE, "the mirror was never in line");
             std::thread::sleep(Duration::from_millis(5));
         }
-        Ok(Self { _frontend: frontend, _backends: backends, socket, _directory: directory })
+        let frontend = Asked::every(TELEMETRY_EVERY, frontend)?;
+        Ok(Self { _frontend: frontend, _backends: backends, logged, socket, _directory: directory })
     }
+}
+
+/// Where a device's table stands. The device itself keeps no data.
+fn label(path: &Path) -> Result<Label> {
+    File::create(path)?.set_len(LABEL_BYTES)?;
+    Ok(Label::open(path)?)
+}
+
+/// The table of a device that has a replica.
+fn table(volume: &VolumeObject, number: u32) -> TableObject {
+    let entry = VolumeEntry {
+        id: volume.volume,
+        name: "bench".to_owned(),
+        start_bytes: volume.start_bytes,
+        size_bytes: volume.size_bytes,
+        deleted: false,
+        mirror: Some(MirrorEntry { epoch: 0, number, replicas: Vec::new() }),
+        stripe: None,
+    };
+    TableObject { ssd: volume.ssd.clone(), table: VolumeTable { volumes: vec![entry] } }
+}
+
+/// A frontend that is asked for its telemetry, as the controller asks daemons.
+struct Asked {
+    is_over: Arc<AtomicBool>,
+    asking: Option<JoinHandle<()>>,
+    _frontend: Arc<Mutex<Frontend>>,
+}
+
+impl Asked {
+    fn every(interval: Duration, frontend: Frontend) -> Result<Self> {
+        let (frontend, is_over) = (Arc::new(Mutex::new(frontend)), Arc::new(AtomicBool::new(false)));
+        let (asked, stop) = (Arc::clone(&frontend), Arc::clone(&is_over));
+        let asking = std::thread::Builder::new().name("telemetry".to_owned()).spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                lock(&asked).telemetry();
+                std::thread::park_timeout(interval);
+            }
+        })?;
+        Ok(Self { is_over, asking: Some(asking), _frontend: frontend })
+    }
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        if let Some(asking) = self.asking.take() {
+            asking.thread().unpark();
+            // If it panicked, that was said.
+            let _ = asking.join();
+        }
+    }
+}
+
+fn lock(frontend: &Mutex<Frontend>) -> MutexGuard<'_, Frontend> {
+    // Nothing panics while it holds the lock.
+    frontend.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,6 +1,6 @@
 //! A controller's thread in a pod of which only it is real: endpoints obey at once, and the disk is a real one.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use cxl_pool::regions::TableVersion;
 use cxl_pool::{CoherenceMode, CreateOptions, EndpointId, HardwareMemory, HostId, Pool, ReplicaId, Role};
 use pod_controller::balance::BalancePolicy;
-use pod_controller::controller::{Conductor, Delays, RegionTable, Sample, World};
+use pod_controller::controller::{Conductor, Delays, Meanwhile, RegionTable, Sample, World};
 use pod_controller::link_policy::{FailBack, LinkPolicy};
 use pod_controller::reconcile::Reconciler;
 use pod_controller::store::{Store, StoreError};
@@ -23,6 +23,7 @@ use pod_state::{Command, DeviceId, Effect, Groups, Labelled, NicWish, Refusal, R
 use tempfile::TempDir;
 use wadi_tests::runner::memory_tempdir;
 
+use super::endpoint::Endpoints;
 use super::pod::{has_backups, join, nic_report, options};
 
 /// Instances on each host, each with a NIC and a disk.
@@ -47,8 +48,8 @@ pub(super) struct Conduct {
     pub(super) beside_snapshot: Times,
     /// How many commands that were at most.
     pub(super) told: usize,
-    /// What the disk took of a failure, in ms; the median.
-    pub(super) kept_ms: f64,
+    /// What of a failure it took to decide, to keep that and find out what to tell meanwhile, and to send it, in ms; medians.
+    pub(super) steps_ms: [f64; 3],
     /// From an instance's creation until it is answered, in ms, without the disk; the median.
     pub(super) create_ms: f64,
 }
@@ -80,7 +81,7 @@ pub(super) fn measure(hosts: u16, directory: &Path) -> Result<Conduct> {
     for number in 0..CREATIONS {
         creations.push(pod.create(number)?);
     }
-    let (mut times, mut kept, mut told) = ([Vec::new(), Vec::new()], Vec::new(), 0);
+    let (mut times, mut steps, mut told) = ([Vec::new(), Vec::new()], [const { Vec::new() }; 3], 0);
     for ((failures, times), beside_snapshot) in FAILURES.iter().zip(&mut times).zip([false, true]) {
         for _ in 0..*failures {
             if beside_snapshot {
@@ -90,7 +91,9 @@ pub(super) fn measure(hosts: u16, directory: &Path) -> Result<Conduct> {
             times.push(failure.told_after);
             told = told.max(failure.told);
             if !beside_snapshot {
-                kept.push(failure.kept);
+                for (all, step) in steps.iter_mut().zip(failure.steps) {
+                    all.push(step);
+                }
             }
         }
     }
@@ -100,7 +103,7 @@ pub(super) fn measure(hosts: u16, directory: &Path) -> Result<Conduct> {
         failure,
         beside_snapshot,
         told,
-        kept_ms: Times::of(kept).median,
+        steps_ms: steps.map(|all| Times::of(all).median),
         create_ms: Times::of(creations).median,
     })
 }
@@ -117,7 +120,7 @@ struct Failure {
     /// With the disk.
     told_after: Duration,
     told: usize,
-    kept: Duration,
+    steps: [Duration; 3],
 }
 
 impl Pod {
@@ -141,12 +144,17 @@ impl Pod {
         let file = directory.join(format!("controller-{hosts}.redb"));
         let (mut store, _) = Store::open(&file)?;
         store.keep_snapshot(&state)?;
+        let mut endpoints = Endpoints::default();
+        for host in 1..=hosts {
+            for role in ROLES {
+                let id = EndpointId::new(HostId::new(host), role);
+                endpoints.add(&pool.hardware(), pool.layout(), id, shm.path())?;
+            }
+        }
         let world = Obedient {
-            events: VecDeque::new(),
-            tickets: 0,
-            told: 0,
-            told_at: None,
+            endpoints,
             kept: Duration::ZERO,
+            kept_at: Instant::now(),
             answers: Vec::new(),
             view: Arc::new(View::new(&state, facts, PathBuf::from("sockets"))),
             store,
@@ -177,7 +185,7 @@ impl Pod {
         for number in 1..=self.hosts {
             for role in ROLES {
                 let endpoint = EndpointId::new(HostId::new(number), role);
-                let events = &mut self.conductor.world_mut().events;
+                let events = &mut self.conductor.world_mut().endpoints.events;
                 events.push_back(PortEvent::Appeared { endpoint, incarnation: 1, pid: 1 });
                 let join = join(number, role);
                 events.push_back(PortEvent::Joined { endpoint, request: endpoint, join });
@@ -200,11 +208,14 @@ impl Pod {
         let asked = wishes.len();
         loop {
             self.conductor.turn(std::mem::take(&mut wishes), Instant::now())?;
-            if self.conductor.world_mut().events.is_empty() {
+            if self.conductor.world_mut().endpoints.events.is_empty() {
                 break;
             }
         }
-        let answers = std::mem::take(&mut self.conductor.world_mut().answers);
+        let world = self.conductor.world_mut();
+        let (answers, failed) =
+            (std::mem::take(&mut world.answers), std::mem::take(&mut world.endpoints.failed));
+        ensure!(failed.is_empty(), "{}", failed.join("; "));
         ensure!(answers.len() == asked, "{} of {asked} commands were answered", answers.len());
         answers.into_iter().collect::<Result<(), String>>().map_err(|reason| anyhow!(reason))
     }
@@ -255,21 +266,23 @@ impl Pod {
         let (endpoint, device) = (EndpointId::new(nic.host, Role::NetBackend), nic.name.to_string());
         let report = Report::DeviceFailed { device, reason: "pulled".to_owned() };
         let world = self.conductor.world_mut();
-        (world.told, world.told_at, world.kept) = (0, None, Duration::ZERO);
-        world.events.push_back(PortEvent::Report { endpoint, report });
+        (world.endpoints.told, world.endpoints.told_at, world.kept) = (0, None, Duration::ZERO);
+        world.endpoints.events.push_back(PortEvent::Report { endpoint, report });
         let start = Instant::now();
         self.conductor.turn(Vec::new(), start)?;
         let world = self.conductor.world_mut();
-        let (told, kept) = (world.told, world.kept);
-        let told_at = world.told_at.context("nobody was told of a NIC that failed")?;
+        let (told, kept, kept_at) = (world.endpoints.told, world.kept, world.kept_at);
+        let told_at = world.endpoints.told_at.context("nobody was told of a NIC that failed")?;
         self.quiet(Vec::new())?;
         ensure!(self.conductor.state().failovers > before, "nothing was on a NIC that failed");
         let number = nic.name.trim_start_matches("nic").parse().context("a NIC is called otherwise")?;
         let device = nic_report(number, has_backups(nic.host.get()));
         let back = PortEvent::Report { endpoint, report: Report::DeviceBack { device } };
-        self.conductor.world_mut().events.push_back(back);
+        self.conductor.world_mut().endpoints.events.push_back(back);
         self.quiet(Vec::new())?;
-        Ok(Failure { told_after: told_at.duration_since(start), told, kept })
+        let decided = kept_at.duration_since(start).saturating_sub(kept);
+        let steps = [decided, kept, told_at.duration_since(kept_at)];
+        Ok(Failure { told_after: told_at.duration_since(start), told, steps })
     }
 }
 
@@ -312,11 +325,10 @@ fn create_instance(number: u32, hosts: u32) -> Command {
 
 /// Endpoints that obey at once, and a disk.
 struct Obedient {
-    events: VecDeque<PortEvent<u64, EndpointId>>,
-    tickets: u64,
-    told: usize,
-    told_at: Option<Instant>,
+    endpoints: Endpoints,
     kept: Duration,
+    /// When the last commit stood.
+    kept_at: Instant,
     answers: Vec<Result<(), String>>,
     view: Arc<View>,
     store: Store,
@@ -335,20 +347,19 @@ impl World for Obedient {
     type Error = StoreError;
 
     fn poll(&mut self, _now: Instant) -> Option<PortEvent<u64, EndpointId>> {
-        self.events.pop_front()
+        self.endpoints.poll()
     }
 
     fn grant(&mut self, _endpoint: EndpointId) -> Result<(), PortError> {
         Ok(())
     }
 
-    fn send(&mut self, to: EndpointId, _order: &Order) -> u64 {
-        self.tickets += 1;
-        self.told += 1;
-        self.told_at = Some(Instant::now());
-        let command = self.tickets;
-        self.events.push_back(PortEvent::Answered { endpoint: to, command, result: Ok(()) });
-        command
+    fn send(&mut self, to: EndpointId, order: &Order) -> u64 {
+        self.endpoints.send(to, order)
+    }
+
+    fn let_hear(&mut self, to: EndpointId) {
+        self.endpoints.let_hear(to);
     }
 
     fn answer(&mut self, request: EndpointId, answer: Result<(), String>) {
@@ -366,10 +377,15 @@ impl World for Obedient {
         commands: &[(u64, &Command)],
         _effects: &[Effect],
         state: &State,
+        meanwhile: Option<Meanwhile<'_, u64>>,
     ) -> Result<(), StoreError> {
         let start = Instant::now();
-        self.store.commit(commands, &[], 1, state)?;
-        self.kept += start.elapsed();
+        let endpoints = &mut self.endpoints;
+        let mut meanwhile = meanwhile.map(|queue| || queue(&mut |to, order| endpoints.send(to, order)));
+        let meanwhile = meanwhile.as_mut().map(|it| it as &mut dyn FnMut());
+        self.store.commit(commands, &[], 1, state, meanwhile)?;
+        self.kept_at = Instant::now();
+        self.kept += self.kept_at.duration_since(start);
         Ok(())
     }
 

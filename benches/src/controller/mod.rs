@@ -8,6 +8,7 @@
 //! failure the last one concerned was told, and how long after a request for an instance there is an answer.
 
 mod conduct;
+mod endpoint;
 mod pod;
 
 use std::path::Path;
@@ -39,6 +40,9 @@ pub(crate) struct Options {
     /// The same as JSON.
     #[arg(long, requires = "hosts")]
     json: bool,
+    /// Measure only the controller's thread, and only in a pod of so many hosts.
+    #[arg(long, value_name = "N", conflicts_with = "hosts")]
+    thread: Option<u16>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -77,6 +81,11 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
         );
         return Ok(());
     }
+    if let Some(hosts) = options.thread {
+        print_thread_title();
+        print_thread(hosts, &conduct::measure(hosts, output)?);
+        return Ok(());
+    }
     println!(
         "{:>6} {:>8} {:>10} {:>13} {:>9} {:>11} {:>9} {:>26} {:>15} {:>9}",
         "hosts",
@@ -108,30 +117,11 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
         );
         found.push(one);
     }
-    println!(
-        "\n{:>6} {:>7} {:>9} {:>30} {:>12} {:>30} {:>12}",
-        "hosts",
-        "leases",
-        "commands",
-        "a NIC's failure: p50/p99/most",
-        "kept in",
-        "while all is written",
-        "an instance"
-    );
+    print_thread_title();
     let mut figures = figures(&found)?;
     for hosts in TURNS {
         let one = conduct::measure(hosts, output)?;
-        let shown =
-            |times: &conduct::Times| format!("{:.2}/{:.2}/{:.2} ms", times.median, times.p99, times.worst);
-        println!(
-            "{hosts:>6} {:>7} {:>9} {:>30} {:>9.2} ms {:>30} {:>9.2} ms",
-            one.leases,
-            one.told,
-            shown(&one.failure),
-            one.kept_ms,
-            shown(&one.beside_snapshot),
-            one.create_ms
-        );
+        print_thread(hosts, &one);
         let name = |what: &str| format!("controller/{hosts}-hosts/{what}");
         let figure = |what: &str, ms: f64| Figure::new(name(what), ms, "ms");
         figures.push(figure("failure-to-last-command", one.failure.median).with_goal(Goal::AtMost(1.0)));
@@ -139,12 +129,42 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
         figures.push(figure("failure-to-last-command-worst", one.failure.worst));
         figures.push(figure("failure-beside-snapshot", one.beside_snapshot.median));
         figures.push(figure("failure-beside-snapshot-worst", one.beside_snapshot.worst));
-        figures.push(figure("failure-kept-in", one.kept_ms));
+        for (step, ms) in ["decided", "kept", "sent"].into_iter().zip(one.steps_ms) {
+            figures.push(figure(&format!("failure-{step}-in"), ms));
+        }
         figures.push(figure("instance", one.create_ms));
     }
     report::print_goals(&figures);
     report::write(&output.join("controller.svg"), &plot::svg(&panels(&found)))?;
     report::write_figures(&output.join("controller.json"), &figures)
+}
+
+fn print_thread_title() {
+    println!(
+        "\n{:>6} {:>7} {:>9} {:>30} {:>22} {:>30} {:>12}",
+        "hosts",
+        "leases",
+        "commands",
+        "a NIC's failure: p50/p99/most",
+        "decided/kept/sent in",
+        "while all is written",
+        "an instance"
+    );
+}
+
+fn print_thread(hosts: u16, one: &conduct::Conduct) {
+    let shown =
+        |times: &conduct::Times| format!("{:.2}/{:.2}/{:.2} ms", times.median, times.p99, times.worst);
+    let [decided, kept, sent] = one.steps_ms;
+    println!(
+        "{hosts:>6} {:>7} {:>9} {:>30} {:>22} {:>30} {:>9.2} ms",
+        one.leases,
+        one.told,
+        shown(&one.failure),
+        format!("{decided:.2}/{kept:.2}/{sent:.2} ms"),
+        shown(&one.beside_snapshot),
+        one.create_ms
+    );
 }
 
 /// Measures in processes of their own: what one pod leaves to the next, memory above all, would make sizes differ. Smaller pods are

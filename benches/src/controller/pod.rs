@@ -170,6 +170,7 @@ fn ssd_report(number: u32) -> DeviceReport {
         driver: "null".to_owned(),
         size_bytes: 1 << 40,
         block_bytes: 4096,
+        discard_granularity_bytes: None,
         table: None,
         reserved_bytes: 0,
         identity: None,

@@ -269,6 +269,7 @@ fn ssd(number: usize) -> DeviceReport {
         driver: "null".to_owned(),
         size_bytes: whole(SSD_BYTES / MIB) << 20,
         block_bytes: 4096,
+        discard_granularity_bytes: None,
         table: None,
         reserved_bytes: 0,
         identity: None,

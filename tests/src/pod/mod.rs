@@ -125,7 +125,7 @@ impl PodBuilder {
             let text = host.config(index + 1, &pool, &directory, self.nic_driver);
             fs::write(directory.join(format!("{}.toml", host.name)), text)?;
         }
-        let controller = controller_config(&pool, &directory, self.blk_grace_ms) + self.controller_sections;
+        let controller = controller_config(&pool, &directory, &self) + self.controller_sections;
         fs::write(directory.join("controller.toml"), controller)?;
         let client = Client::unix(&directory.join("run/controller.sock"))?;
         Ok(Pod {
@@ -472,9 +472,10 @@ impl Drop for Pod {
 }
 
 /// All hosts of the pod share the cores of this machine, often with emulated guests: what stands still for a moment is not dead.
-fn controller_config(pool: &Path, directory: &Path, blk_grace_ms: u64) -> String {
+fn controller_config(pool: &Path, directory: &Path, plan: &PodBuilder) -> String {
+    let PodBuilder { blk_grace_ms, disk_queues, .. } = plan;
     format!(
-        "[controller]\nstate = \"{}\"\nlisten-tcp = \"none\"\ndetect-ms = 1000\nblk-grace-ms = {blk_grace_ms}\n\n[pool]\npath = \"{}\"\n\n[run]\ndirectory = \"{}\"\nwakeup = \"socket\"\n",
+        "[controller]\nstate = \"{}\"\nlisten-tcp = \"none\"\ndetect-ms = 1000\nblk-grace-ms = {blk_grace_ms}\ndisk-queues = {disk_queues}\n\n[pool]\npath = \"{}\"\n\n[run]\ndirectory = \"{}\"\nwakeup = \"socket\"\n",
         directory.join("controller.redb").display(),
         pool.display(),
         directory.join("run").display(),

@@ -18,6 +18,7 @@ pub struct PodBuilder {
     pub(super) controller_sections: &'static str,
     pub(super) clocks: Clocks,
     pub(super) blk_grace_ms: u64,
+    pub(super) disk_queues: u16,
 }
 
 /// Which clocks processes have.
@@ -278,6 +279,7 @@ impl PodBuilder {
             controller_sections: "",
             clocks: Clocks::Machines,
             blk_grace_ms: 30_000,
+            disk_queues: 1,
         }
     }
 
@@ -351,6 +353,13 @@ impl PodBuilder {
     #[must_use]
     pub fn blk_grace_ms(mut self, milliseconds: u64) -> Self {
         self.blk_grace_ms = milliseconds;
+        self
+    }
+
+    /// Its disks have so many queues.
+    #[must_use]
+    pub fn disk_queues(mut self, queues: u16) -> Self {
+        self.disk_queues = queues;
         self
     }
 

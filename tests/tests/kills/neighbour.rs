@@ -1,5 +1,6 @@
 //! Another instance of the same host, whose every packet counts.
 
+use std::collections::BTreeMap;
 use std::net::UdpSocket;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,6 +12,10 @@ use pod_api::Instance;
 use vhost_frontend::mock::EchoGuest;
 use wadi_tests::pod::{CLIENT_ADDRESS, Pod};
 
+use super::scene::eventually;
+
+/// Its own, and that of its NIC.
+const HOSTS: [&str; 2] = ["h1", "h4"];
 pub(crate) const ADDRESS: &str = "10.77.0.3";
 const PORT: u16 = 9;
 /// A datagram that was not answered by then is lost: so long nothing waits anywhere, however busy the machine is.
@@ -105,6 +110,32 @@ impl Drop for Neighbour {
             let _ = client.join();
         }
     }
+}
+
+/// What was dropped of it so far, by what metrics call it: all that was counted before this is asked. It has to converse.
+pub(crate) fn dropped(pod: &Pod) -> BTreeMap<String, String> {
+    // Everybody says at once all that it counts. What comes after something has changed was said after it was asked for here, or was
+    // on its way; what comes after the next change was counted later.
+    for _ in 0..2 {
+        let before = counted(pod, "lease_packets");
+        for host in HOSTS {
+            eventually(&format!("{host} says what it counts"), || {
+                let mut now = counted(pod, "lease_packets");
+                now.retain(|series, count| series.contains(host) && before.get(series) != Some(count));
+                if now.is_empty() { Err(format!("{before:?}")) } else { Ok(()) }
+            });
+        }
+    }
+    counted(pod, "lease_drops")
+}
+
+/// What is counted of it under this name, but for what has not happened.
+fn counted(pod: &Pod, name: &str) -> BTreeMap<String, String> {
+    let page =
+        eventually("the controller has metrics", || pod.api().metrics().map_err(|error| error.to_string()));
+    let lines = page.lines().filter(|line| line.contains(name) && line.contains("instance=\"vm2\""));
+    let counts = lines.filter_map(|line| line.rsplit_once(' ')).filter(|(_, count)| *count != "0");
+    counts.map(|(series, count)| (series.to_owned(), count.to_owned())).collect()
 }
 
 fn converse(socket: &UdpSocket, state: &State) {

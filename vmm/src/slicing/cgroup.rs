@@ -24,6 +24,8 @@ const MOST_US: u64 = 1_000_000;
 /// Quotas are corrected no sooner than after so long, and after so many periods: else chance would be corrected.
 const CORRECT_AFTER: Duration = Duration::from_millis(80);
 const CORRECT_AFTER_PERIODS: u32 = 4;
+/// On average over so many corrections their errors are gone.
+const EXACT_OVER: Duration = Duration::from_millis(500);
 
 /// Which of the two interfaces the processor controller is on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -286,6 +288,10 @@ impl Actuator for CgroupActuator {
             Hierarchy::V1 => "cgroup v1",
             Hierarchy::V2 => "cgroup v2",
         }
+    }
+
+    fn exact_over(&self) -> Duration {
+        EXACT_OVER
     }
 
     fn set(&mut self, duty: Duty) -> Result<Duration, VmmError> {

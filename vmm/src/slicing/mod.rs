@@ -108,6 +108,9 @@ pub trait Actuator {
     /// renewed. Returns the window that is really used.
     fn set(&mut self, duty: Duty) -> Result<Duration, VmmError>;
 
+    /// Over which time at least what vCPUs ran is what was ordered. Whoever looks at less of it, and orders by that, is misled.
+    fn exact_over(&self) -> Duration;
+
     /// vCPUs were plugged in or unplugged: holds these threads from the next order on, and no others. What is known of those that stay
     /// goes on.
     fn follow(&mut self, threads: &[u32]) -> Result<(), VmmError>;
