@@ -46,6 +46,15 @@ pub struct Hello {
     pub instance: String,
     /// The agent's process.
     pub process: u32,
+    /// Whether it holds them, as far as it is told to. One that does not only counts what they do: they are not to be touched, and the VM's
+    /// queues have what they leave of its share.
+    #[serde(default = "holds", skip_serializing_if = "Clone::clone")]
+    pub holds: bool,
+}
+
+/// What earlier agents do, which do not say it.
+fn holds() -> bool {
+    true
 }
 
 /// What vCPUs did since the last report, to whichever frontend.
@@ -118,9 +127,14 @@ mod tests {
         let text = serde_json::to_string(&ToAgent::Order(order)).expect("a text");
         assert!(text.len() < MESSAGE_BYTES_MAX / 2, "{text}");
         assert_eq!(serde_json::from_str::<ToAgent>(&text).expect("it reads back"), ToAgent::Order(order));
-        let hello = Hello { version: VERSION, instance: "x".repeat(253), process: u32::MAX };
-        let text = serde_json::to_string(&FromAgent::Hello(hello)).expect("a text");
+        let hello = Hello { version: VERSION, instance: "x".repeat(253), process: u32::MAX, holds: false };
+        let text = serde_json::to_string(&FromAgent::Hello(hello.clone())).expect("a text");
         assert!(text.len() < MESSAGE_BYTES_MAX / 2, "{text}");
+        assert_eq!(serde_json::from_str::<FromAgent>(&text).expect("it reads back"), FromAgent::Hello(hello));
+        let text = r#"{"kind":"hello","version":1,"instance":"vm1","process":7}"#;
+        let earlier = serde_json::from_str(text).expect("it reads");
+        assert!(matches!(&earlier, FromAgent::Hello(Hello { holds: true, .. })));
+        assert_eq!(serde_json::to_string(&earlier).expect("a text"), text, "earlier frontends know no more");
     }
 
     #[test]

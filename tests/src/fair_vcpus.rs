@@ -103,9 +103,13 @@ impl FairVcpus {
 
     /// The command of an agent for it, which counts by what is in that directory.
     pub fn agent_command(&self, place: usize, resctrl: &Path) -> Command {
+        self.command_of(self.actuator, place, resctrl)
+    }
+
+    fn command_of(&self, actuator: Kind, place: usize, resctrl: &Path) -> Command {
         let (name, host, _) = VMS[place];
         let mut command = Command::new(self.pod.binary("vmm"));
-        command.args(["slice", name, "--share", "fair", "--actuator", &self.actuator.to_string()]);
+        command.args(["slice", name, "--share", "fair", "--actuator", &actuator.to_string()]);
         // What the fake machine counts does not lie in the pool.
         command.arg("--any-ram");
         command.arg("--resctrl").arg(resctrl).arg("--config").arg(self.pod.config_path(host));
@@ -115,9 +119,14 @@ impl FairVcpus {
 
     /// An agent for it, once a frontend knows it.
     pub fn start_agent(&self, place: usize) -> Result<Daemon> {
+        self.start_agent_of(self.actuator, place)
+    }
+
+    /// The same with another actuator.
+    pub fn start_agent_of(&self, actuator: Kind, place: usize) -> Result<Daemon> {
         let began = Instant::now();
         let log = self.pod.directory().join("log").join(format!("{}-slice.log", VMS[place].0));
-        let start = || Daemon::start("vmm slice", self.agent_command(place, self.counts.path()), &log);
+        let start = || Daemon::start("vmm slice", self.command_of(actuator, place, self.counts.path()), &log);
         let mut agent = start()?;
         while self.shown(place)?.vcpus.is_none() {
             if !agent.running() {

@@ -3,14 +3,18 @@
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use pod_api::Fabric;
 use vmm::slicing::{Kind, find_shim};
 use wadi_tests::fair_vcpus::{CAPACITY, FairVcpus, HUNGRY, PATIENCE, WINDOW, near, shares_are};
 use wadi_tests::steady::judge;
 
 /// Runs for a small part of the time, again and again.
 const MODEST: &str = "while :; do sleep 0.5; i=0; while [ $i -lt 10 ]; do i=$((i+1)); done; done";
+
+/// Reads a disk, again and again.
+const READS: &str = "while :; do dd if=/dev/vda of=/dev/null bs=128k iflag=direct 2>/dev/null; done";
 
 fn failed(output: &Output) -> String {
     assert!(!output.status.success());
@@ -100,4 +104,52 @@ fn vcpus_sleep_for_their_vms_share_of_the_fabric() {
     }
     let both_free = |rates: [f64; 2]| rates.iter().sum::<f64>() > 30e6;
     fair.until("both to run freely", Duration::from_millis(500), both_free).unwrap();
+
+    hungry.signal("KILL").unwrap();
+    queues_are_held_alone(&fair);
+}
+
+/// vCPUs that are not to be touched run on, and the queues of their VM have what they leave of its share.
+fn queues_are_held_alone(fair: &FairVcpus) {
+    let carries = 50_000_000;
+    let elements = [("pool".to_owned(), carries)].into();
+    let fabric = Fabric { window_us: 10_000, sample_us: 100_000, elements, ..Fabric::default() };
+    fair.pod.api().set_fabric(&fabric).unwrap();
+    let _reads = fair.vms[0].start(READS).unwrap();
+    #[allow(clippy::cast_precision_loss)]
+    let rates = || {
+        let queues = || {
+            let shown = fair.shown(0).unwrap();
+            shown.bytes - shown.vcpus.map_or(0, |it| it.bytes)
+        };
+        let (before, began) = (queues(), Instant::now());
+        let [vcpus, _] = fair.rates(WINDOW / 2);
+        [vcpus, (queues() - before) as f64 / began.elapsed().as_secs_f64()]
+    };
+    let until = |what: &str, is_so: &dyn Fn([f64; 2]) -> bool| {
+        let began = Instant::now();
+        loop {
+            let rates = rates();
+            eprintln!("{what}: {:.2?} MB/s", rates.map(|rate| rate / 1e6));
+            if is_so(rates) {
+                return;
+            }
+            assert!(began.elapsed() < PATIENCE, "never: {what}; last {rates:?}");
+        }
+    };
+    until("the disk to have the path for itself", &|[_, queues]| queues > 25e6);
+    let mut agent = fair.start_agent_of(Kind::Pacing, 0).unwrap();
+    #[allow(clippy::cast_precision_loss)]
+    let leaves = |[vcpus, queues]: [f64; 2]| vcpus > 25e6 && near(vcpus + queues, carries as f64);
+    until("what its vCPUs leave", &leaves);
+    until("what its vCPUs leave, again", &leaves);
+    let vcpus = fair.vcpus(0).unwrap();
+    assert_eq!((vcpus.slept_ms, vcpus.run_percent), (0, 100), "{vcpus:?}");
+    agent.check().unwrap();
+    assert!(agent.stop().unwrap().success(), "{}", agent.said());
+    assert!(agent.said().contains("vm1: pacing (it was asked for)"), "{}", agent.said());
+    let mut command = Command::new(fair.pod.binary("vmm"));
+    command.args(["slice", "vm1", "--share", "50", "--actuator", "pacing", "--directory"]);
+    let error = failed(&command.arg(fair.pod.directory().join("vm")).output().unwrap());
+    assert!(error.contains("say --share fair"), "{error}");
 }

@@ -5,7 +5,7 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use vmm::slicing::{self, Kind};
+use vmm::slicing::{self, Kind, Share};
 use vmm::{Registry, RunningVm};
 use wadi_tests::fair_vcpus::{CAPACITY, FairVcpus, HUNGRY, PATIENCE, WINDOW, near, shares_are};
 use wadi_tests::monitor::plug_vcpu;
@@ -39,7 +39,7 @@ fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
 fn the_kernels_quota_holds_vcpus_to_their_vms_share_of_the_fabric() {
     let fair = FairVcpus::boot(Kind::Cgroup, |spec| spec.cpus_max = Some(2)).unwrap();
     let machines = ["vm1", "vm2"].map(|name| machine(&fair, name));
-    if let Err(why) = slicing::choose(&machines[0], Some(Kind::Cgroup)) {
+    if let Err(why) = slicing::choose(&machines[0], Some(Kind::Cgroup), Share::Fair) {
         eprintln!("not tried: this machine has no processor quota for threads: {why}");
         return;
     }

@@ -51,11 +51,12 @@ pub(crate) fn hold(asked: &Slice, machine: &RunningVm, stop: &StopSignal) -> Res
     // Each frontend would take another agent.
     let _alone = LockFile::acquire(&run.vcpu_lock(&machine.name))
         .with_context(|| format!("nobody else may hold the vCPUs of {}: end that first", machine.name))?;
-    let choice = slicing::choose(machine, asked.actuator)?;
+    let choice = slicing::choose(machine, asked.actuator, asked.share)?;
+    let holds = choice.actuator.holds();
     let threads = VcpuThreads::look(machine)?;
     let ram = if asked.any_ram { None } else { ram_in_pool(machine, &config.pool.path)? };
     let cost = WakeUp::measure();
-    let (frontend, link) = connect(&sockets, &machine.name)?;
+    let (frontend, link) = connect(&sockets, &machine.name, holds)?;
     let counter = resctrl.count(&machine.name, &threads)?;
     let times = RunTimes::begin(&threads, &choice.actuator.usage()?);
     print(&format!(
@@ -117,11 +118,11 @@ fn ram_in_pool(machine: &RunningVm, pool: &Path) -> Result<Option<Watch<GuestRam
 }
 
 /// Finds the frontend of this host that measures the VM with this name.
-fn connect(sockets: &[PathBuf], instance: &str) -> Result<(usize, Link)> {
+fn connect(sockets: &[PathBuf], instance: &str, holds: bool) -> Result<(usize, Link)> {
     let mut reasons = Vec::new();
     for (place, socket) in sockets.iter().enumerate() {
         let name = socket.file_stem().unwrap_or_default().to_string_lossy();
-        match introduce(socket, instance) {
+        match introduce(socket, instance, holds) {
             Ok(link) => return Ok((place, link)),
             Err(reason) => reasons.push(format!("{name}: {reason:#}")),
         }
@@ -129,9 +130,9 @@ fn connect(sockets: &[PathBuf], instance: &str) -> Result<(usize, Link)> {
     bail!("no frontend of this host holds {instance} to a share of the fabric. {}", reasons.join(". "))
 }
 
-fn introduce(socket: &Path, instance: &str) -> Result<Link> {
+fn introduce(socket: &Path, instance: &str, holds: bool) -> Result<Link> {
     let link = Link::connect(socket).with_context(|| format!("nobody listens at {}", socket.display()))?;
-    let hello = Hello { version: VERSION, instance: instance.to_owned(), process: std::process::id() };
+    let hello = Hello { version: VERSION, instance: instance.to_owned(), process: std::process::id(), holds };
     link.send(&FromAgent::Hello(hello))?;
     let began = Instant::now();
     loop {
@@ -236,12 +237,14 @@ impl Agent<'_> {
 
     /// The one that was there before, as long as it is counted on; then any.
     fn look_for_a_frontend(&mut self, now: Instant) {
+        let holds = self.choice.actuator.holds();
         let found = if now < self.same_until {
             self.try_at = now + TRY_THE_SAME;
-            introduce(&self.sockets[self.frontend], &self.machine.name).map(|link| (self.frontend, link))
+            introduce(&self.sockets[self.frontend], &self.machine.name, holds)
+                .map(|link| (self.frontend, link))
         } else {
             self.try_at = now + TRY_AGAIN;
-            connect(&self.sockets, &self.machine.name)
+            connect(&self.sockets, &self.machine.name, holds)
         };
         if let Ok((frontend, link)) = found {
             (self.frontend, self.link) = (frontend, Some(link));
@@ -307,7 +310,8 @@ impl Agent<'_> {
         self.holds_until = now + HOLDS_FOR.max(self.sample * 3);
         let window = Duration::from_nanos(order.window_ns);
         self.wanted = self.window.unwrap_or_else(|| window.max(self.shortest));
-        let part = order.part();
+        // An earlier frontend does not know that nobody is held.
+        let part = if self.choice.actuator.holds() { order.part() } else { 1.0 };
         let is_same = (part >= 1.0) == (self.part >= 1.0) && (part - self.part).abs() <= SAME * self.part;
         if is_same { Ok(()) } else { self.set(part) }
     }

@@ -22,7 +22,7 @@ pub(crate) struct Slice {
     /// How much of its time a vCPU may run, in percent; 100 frees it. `fair`: so much that what it loads and stores is its VM's share of
     /// the fabric, as `podctl mchannel` gives it.
     #[arg(long, value_name = "PERCENT|fair")]
-    share: Share,
+    pub(crate) share: Share,
     /// The window in µs; without it, the smallest that costs at most 1.7 % on this host, and for `--share fair` no shorter than the
     /// fabric's.
     #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u64).range(50..=1_000_000))]
@@ -87,7 +87,7 @@ pub(crate) fn chosen(machine: &RunningVm, choice: &Choice) -> String {
 fn hold(asked: &Slice, machine: &RunningVm, percent: f64, stop: &StopSignal) -> Result<()> {
     let cost = WakeUp::measure();
     let window = asked.window.map_or_else(|| cost.window(), Duration::from_micros);
-    let mut choice = slicing::choose(machine, asked.actuator)?;
+    let mut choice = slicing::choose(machine, asked.actuator, asked.share)?;
     // The shim may slice a machine whose monitor somebody else has.
     let threads = VcpuThreads::watch(machine, Vec::new())?;
     let duty = slicing::duty(percent / 100.0, window);

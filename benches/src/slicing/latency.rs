@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use guest_images::{Guest, Silent};
-use vmm::slicing::{self, Choice, HOLDS_FOR, Kind, find_shim};
+use vmm::slicing::{self, Choice, HOLDS_FOR, Kind, Share, find_shim};
 use vmm::{RunningVm, VmSpec};
 use wadi_tests::pod::{GUEST_ADDRESS, HostPlan, Pod, PodBuilder, PodVm, VmShape};
 use wadi_tests::probe::Probe;
@@ -126,7 +126,7 @@ struct Order {
 impl Order {
     fn give(running: &RunningVm, held: Held) -> Result<Self> {
         let duty = slicing::duty(held.share / 100.0, held.window);
-        let mut choice = slicing::choose(running, Some(held.kind))
+        let mut choice = slicing::choose(running, Some(held.kind), Share::Percent(held.share))
             .with_context(|| format!("the {} cannot be measured", held.kind))?;
         choice.actuator.set(duty)?;
         thread::sleep(SETTLE);

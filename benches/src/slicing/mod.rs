@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::Args;
-use vmm::slicing::{self, HOLDS_FOR, Kind, WakeUp};
+use vmm::slicing::{self, HOLDS_FOR, Kind, Share, WakeUp};
 
 use self::machine::BusyMachine;
 
@@ -131,7 +131,7 @@ fn shares(options: &Options, output: &Path) -> Result<()> {
 
 fn measure(machine: &BusyMachine, setting: Setting, requested: f64, length: Duration) -> Result<Obtained> {
     let duty = slicing::duty(requested / 100.0, setting.window);
-    let mut choice = slicing::choose(machine.running(), Some(setting.kind))
+    let mut choice = slicing::choose(machine.running(), Some(setting.kind), Share::Percent(requested))
         .with_context(|| format!("the {} cannot be measured", setting.kind))?;
     let window = choice.actuator.set(duty)?;
     thread::sleep(SETTLE);

@@ -153,7 +153,8 @@ mod tests {
     fn messages_stay_apart_and_in_order() {
         let directory = tempfile::tempdir().expect("a directory");
         let (_listener, near, far) = pair(&directory.path().join("s"));
-        let hello = FromAgent::Hello(Hello { version: VERSION, instance: "vm1".to_owned(), process: 7 });
+        let hello =
+            FromAgent::Hello(Hello { version: VERSION, instance: "vm1".to_owned(), process: 7, holds: true });
         let report = FromAgent::Report(Report { bytes: 3, ..Report::default() });
         assert!(far.receive::<FromAgent>().expect("open").is_none());
         assert!(near.send(&hello).expect("sent") && near.send(&report).expect("sent"));

@@ -30,7 +30,7 @@ fn connection(directory: &tempfile::TempDir, listener: &LinkListener) -> (Link, 
 }
 
 fn hello() -> Hello {
-    Hello { version: VERSION, instance: "vm1".to_owned(), process: 4711 }
+    Hello { version: VERSION, instance: "vm1".to_owned(), process: 4711, holds: true }
 }
 
 /// What is said next.

@@ -210,7 +210,7 @@ mod tests {
     }
 
     fn hello(instance: &str) -> FromAgent {
-        FromAgent::Hello(Hello { version: 1, instance: instance.to_owned(), process: 1 })
+        FromAgent::Hello(Hello { version: 1, instance: instance.to_owned(), process: 1, holds: true })
     }
 
     fn report(bytes: u64) -> FromAgent {

@@ -374,7 +374,7 @@ impl Work {
         }
         // Before an order can be given.
         link.send(&ToAgent::Welcome).map_err(|error| error.to_string())?;
-        let vcpus = Vcpus::new(Box::new(Arc::clone(link)), number, hello.process);
+        let vcpus = Vcpus::new(Box::new(Arc::clone(link)), (number, hello.process), hello.holds);
         let mut metered = Metered::vcpus(object, vcpus);
         if let Some(plan) = &mut self.plan {
             plan.open(&mut metered);

@@ -10,6 +10,10 @@ use super::round::STALE_AFTER_KS;
 use super::vcpus::Vcpus;
 use super::{Pacing, Waker};
 
+/// So much of a VM's share its queues have in any case, whatever its vCPUs move that nobody holds: who never gets an answer of its disk is
+/// dead.
+const LEFT_TO_QUEUES: f64 = 0.1;
+
 /// What of a VM has a place of its own in the transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Part {
@@ -34,6 +38,8 @@ pub(super) struct Metered {
     pub(super) told: Vec<f64>,
     /// Of these, what the vCPUs want that are measured here.
     pub(super) vcpus: Option<f64>,
+    /// What its vCPUs move that are measured here and that nobody holds, in bytes/s. They do not divide a share with it, but come first.
+    pub(super) unheld: Option<f64>,
     pub(super) said: Said,
 }
 
@@ -84,6 +90,7 @@ impl Metered {
             elsewhere: Vec::new(),
             told: Vec::new(),
             vcpus: None,
+            unheld: None,
             said: Said::default(),
         }
     }
@@ -116,9 +123,14 @@ impl Metered {
         }
     }
 
+    /// What its VM wants besides, in bytes/s.
+    pub(super) fn demand_elsewhere(&self) -> f64 {
+        self.elsewhere.iter().chain(&self.unheld).sum()
+    }
+
     /// What it did in a K that is over.
     pub(super) fn measure(&mut self, elapsed_us: f64, now_us: f64) -> Measured {
-        let demand_elsewhere = self.elsewhere.iter().sum();
+        let demand_elsewhere = self.demand_elsewhere();
         let idle = Measured { elapsed_us, demand_elsewhere, ..Measured::default() };
         match &mut self.moves {
             Moves::Queues(queues) => {
@@ -150,6 +162,12 @@ impl Metered {
         self.said = Said::default();
     }
 
+    /// What vCPUs that nobody holds have of a share, and what they leave of it, in bytes/s.
+    fn after_unheld(&self, share: f64) -> (f64, f64) {
+        let first = self.unheld.map_or(0.0, |rate| rate.min((1.0 - LEFT_TO_QUEUES) * share));
+        (first, share - first)
+    }
+
     /// Holds it to what was decided. Returns what all devices of its VM may move on this host, if it is one.
     pub(super) fn decide(
         &mut self,
@@ -158,9 +176,10 @@ impl Metered {
         now_us: f64,
     ) -> Option<Together> {
         let mut together = None;
+        let (first, rate) = self.after_unheld(decision.queue_rate);
         let limit = match &mut self.moves {
             Moves::Queues(queues) => {
-                let part = part_among(decision.queue_rate, &self.elsewhere);
+                let part = part_among(rate, &self.elsewhere);
                 let limit = part.min(self.most);
                 queues.pacing.limit(limit);
                 let said_for_us = STALE_AFTER_KS * f64::from(plan.sample_us);
@@ -173,9 +192,9 @@ impl Metered {
                 };
                 let ours = self.elsewhere.len() + 1 - self.told.len() - usize::from(self.vcpus.is_some());
                 together = Some(Together {
-                    rate: (decision.queue_rate - vcpus - beyond).max(0.0).min(self.most),
+                    rate: (rate - vcpus - beyond).max(0.0).min(self.most),
                     devices: (ours, other.map_or(0, |(devices, _)| devices)),
-                    vcpus,
+                    vcpus: vcpus + first,
                 });
                 limit
             }

@@ -3,14 +3,14 @@
 #[cfg(test)]
 mod omissions;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cxl_pool::{Area, LINE_BYTES, Memory};
 use mem_channel::{DevLoad, ElementId, Measured, Node, Peers, Record, Sums, TenantId};
 use pod_protocol::mchannel::{Board, PeerBoard};
 use pod_protocol::objects::{ElementObject, PeerObject, Signal};
 
-use super::metered::{Metered, Part, Together};
+use super::metered::{Metered, Moves, Part, Together};
 use super::plan::Plan;
 use super::signal::{Load, Signals};
 use super::{as_f64, whole};
@@ -107,11 +107,20 @@ impl<M: Memory> Exchange<M> {
             let of_vm = wanted.entry(metered.object.instance.get()).or_default();
             of_vm.push((Some(*part), metered.said.demand));
         }
+        let is_unheld =
+            |metered: &Metered| matches!(&metered.moves, Moves::Vcpus(vcpus) if !vcpus.are_held());
+        let unheld: BTreeSet<Part> =
+            all.iter().filter(|(_, metered)| is_unheld(metered)).map(|(part, _)| *part).collect();
         for (part, metered) in all.iter_mut() {
             metered.elsewhere.clear();
+            metered.unheld = None;
             let of_vm = wanted.get(&metered.object.instance.get()).into_iter().flatten();
             (metered.told, metered.vcpus) = (Vec::new(), None);
             for (other, demand) in of_vm.filter(|(other, _)| *other != Some(*part)) {
+                if other.is_some_and(|other| unheld.contains(&other)) {
+                    metered.unheld = Some(*demand);
+                    continue;
+                }
                 metered.elsewhere.push(*demand);
                 match other {
                     Some(Part::Device(_)) => {}
@@ -233,8 +242,7 @@ impl<M: Memory> Exchanges for Exchange<M> {
         for metered in all.values_mut() {
             let Some(id) = metered.id else { continue };
             // Nothing more was measured; but α is new, and F of the next K is to come about under it.
-            let nothing =
-                Measured { demand_elsewhere: metered.elsewhere.iter().sum(), ..Measured::default() };
+            let nothing = Measured { demand_elsewhere: metered.demand_elsewhere(), ..Measured::default() };
             let Ok(decision) = plan.host.schedule(id, &nothing) else { continue };
             if let Some(its) = metered.decide(&decision, &plan.fabric, now_us) {
                 let least = together.entry(metered.object.instance.get()).or_insert(its);

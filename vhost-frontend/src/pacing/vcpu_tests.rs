@@ -140,7 +140,7 @@ impl Pod {
     ) -> Frontend {
         let mut plan = Plan::new(fabric).unwrap();
         let exchange = Exchange::new(self.pool.host(endpoint(number).host), &plan);
-        let vcpus = Vcpus::new(Box::new(Told(Arc::clone(told))), 1, 1);
+        let vcpus = Vcpus::new(Box::new(Told(Arc::clone(told))), (1, 1), true);
         let object = object(number, weight);
         let part = Part::Vcpus(object.instance);
         let mut metered = Metered::vcpus(object, vcpus);
@@ -372,8 +372,8 @@ proptest! {
     }
 }
 
-#[test]
-fn vcpus_and_queues_of_a_vm_have_one_share() {
+/// What a lone VM's queues move, which always want more, and its vCPUs, which want so much and are held or not, in bytes/s.
+fn beside_queues(holds: bool, wants: f64) -> [f64; 2] {
     let pool = SimulatedPool::new(1, 1 << 16);
     let mut plan = Plan::new(fabric(0, 1, K_US)).unwrap();
     let mut exchange = Exchange::new(pool.host(endpoint(0).host), &plan);
@@ -381,7 +381,7 @@ fn vcpus_and_queues_of_a_vm_have_one_share() {
     let waker = Waker::new();
     let pacing = Pacing::new(Arc::clone(&waker), Arc::default(), 1000.0);
     let told = Arc::new(Mutex::new(None));
-    let vcpus = Vcpus::new(Box::new(Told(Arc::clone(&told))), 1, 1);
+    let vcpus = Vcpus::new(Box::new(Told(Arc::clone(&told))), (1, 1), holds);
     let parts = [Metered::device(object(0, 1), Arc::clone(&pacing)), Metered::vcpus(object(0, 1), vcpus)];
     let keys = [Part::Device(object(0, 1).lease), Part::Vcpus(object(0, 1).instance)];
     for (key, mut metered) in keys.into_iter().zip(parts) {
@@ -392,7 +392,7 @@ fn vcpus_and_queues_of_a_vm_have_one_share() {
     for round in 0..100 {
         let now_us = K_US * f64::from(round + 1);
         let limit = f64::from_bits(pacing.rate.load(std::sync::atomic::Ordering::Relaxed));
-        let (queues, lines) = (limit.min(100e6) * K_US / 1e6, 50e6 * part * K_US / 1e6);
+        let (queues, lines) = (limit.min(100e6) * K_US / 1e6, wants * part * K_US / 1e6);
         pacing.count(whole(queues), 1);
         pacing.hold(now_us - K_US + 1.0);
         pacing.release(now_us - 2.0);
@@ -411,5 +411,17 @@ fn vcpus_and_queues_of_a_vm_have_one_share() {
         }
     }
     let seconds = 50.0 * K_US / 1e6;
-    assert_near(&[moved.0 / seconds, moved.1 / seconds], &[CAPACITY / 2.0, CAPACITY / 2.0], 0.05);
+    [moved.0 / seconds, moved.1 / seconds]
+}
+
+#[test]
+fn vcpus_and_queues_of_a_vm_have_one_share() {
+    assert_near(&beside_queues(true, 50e6), &[CAPACITY / 2.0, CAPACITY / 2.0], 0.05);
+}
+
+#[test]
+fn queues_have_what_vcpus_leave_that_nobody_holds() {
+    assert_near(&beside_queues(false, 13e6), &[CAPACITY - 13e6, 13e6], 0.05);
+    // More than its share: not all of it, or no disk would answer.
+    assert_near(&beside_queues(false, 50e6), &[CAPACITY / 10.0, 50e6], 0.05);
 }

@@ -47,6 +47,8 @@ pub(super) struct Vcpus {
     /// Which connection that is.
     number: u64,
     process: u32,
+    /// Whether it does what it is told.
+    holds: bool,
     /// Reported since the last round.
     fresh: Fresh,
     known: Known,
@@ -81,12 +83,13 @@ struct Fresh {
 }
 
 impl Vcpus {
-    /// They run freely, and have moved nothing.
-    pub(super) fn new(agent: Box<dyn Agent>, number: u64, process: u32) -> Self {
+    /// They run freely, and have moved nothing. Where the agent does not hold them they go on doing so.
+    pub(super) fn new(agent: Box<dyn Agent>, (number, process): (u64, u32), holds: bool) -> Self {
         Self {
             agent,
             number,
             process,
+            holds,
             fresh: Fresh::default(),
             known: Known::Nothing,
             part: 1.0,
@@ -100,6 +103,11 @@ impl Vcpus {
     /// Whether this connection is its agent's.
     pub(super) fn is_of(&self, number: u64) -> bool {
         self.number == number
+    }
+
+    /// Whether they are held, as far as that is needed.
+    pub(super) fn are_held(&self) -> bool {
+        self.holds
     }
 
     /// The agent's process, as it says.
@@ -168,7 +176,7 @@ impl Vcpus {
         if self.known != Known::Demand {
             return;
         }
-        self.part = run_part(limit, decision.demand);
+        self.part = if self.holds { run_part(limit, decision.demand) } else { 1.0 };
         let window_ns = u64::from(fabric.window_us) * 1000;
         let run_ns = if self.part >= 1.0 { window_ns } else { whole(as_f64(window_ns) * self.part).max(1) };
         self.agent.order(Order {
@@ -209,7 +217,7 @@ mod tests {
     }
 
     fn vcpus() -> Vcpus {
-        let mut vcpus = Vcpus::new(Box::new(Nobody), 1, 1);
+        let mut vcpus = Vcpus::new(Box::new(Nobody), (1, 1), true);
         assert_eq!(vcpus.measure(1e6, 10_000.0), (0, 0.0));
         vcpus
     }
@@ -261,7 +269,7 @@ mod tests {
         };
         let decision = |demand| Decision { rate: 0.0, demand, share: 5e6, t_r_us: 0.0, queue_rate: 5e6 };
         let (told, orders) = channel();
-        let mut vcpus = Vcpus::new(Box::new(Told(told)), 1, 1);
+        let mut vcpus = Vcpus::new(Box::new(Told(told)), (1, 1), true);
         // Another frontend had them held to a quarter, and the report of that comes early.
         vcpus.report(&report(10_000, 50_000, 2500)).unwrap();
         assert_eq!(vcpus.measure(0.0, 10_000.0), (0, 0.0));
@@ -293,7 +301,7 @@ mod tests {
     #[test]
     fn an_agent_that_reports_as_it_was_told_may_stay_whatever_k_is() {
         // Every 200 ms until the first order, which comes in the second K.
-        let mut vcpus = Vcpus::new(Box::new(Nobody), 1, 1);
+        let mut vcpus = Vcpus::new(Box::new(Nobody), (1, 1), true);
         for _ in 0..2 {
             for _ in 0..50 {
                 vcpus.report(&report(200_000, 1, 1)).unwrap();

@@ -29,12 +29,7 @@ fn ring(memory: GuestMemory, used: u16, inflight: Option<InflightQueue>) -> (Rin
     ring_of(memory, used, inflight, false)
 }
 
-fn ring_of(
-    memory: GuestMemory,
-    used: u16,
-    inflight: Option<InflightQueue>,
-    in_order: bool,
-) -> (Ring, File) {
+fn ring_of(memory: GuestMemory, used: u16, inflight: Option<InflightQueue>, in_order: bool) -> (Ring, File) {
     let mut queue = Queue::new(SIZE).unwrap();
     queue.set_size(SIZE);
     queue.try_set_desc_table_address(GuestAddress(0)).unwrap();

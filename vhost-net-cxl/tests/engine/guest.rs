@@ -247,8 +247,8 @@ impl DriverQueue {
         queue.set_next_used(used);
         queue.set_ready(true);
         let record = self.record.as_ref().map(Arc::clone);
-        let inflight =
-            record.map(|region| InflightQueue::open(region, 1, self.size, 0, self.size).expect("long enough"));
+        let inflight = record
+            .map(|region| InflightQueue::open(region, 1, self.size, 0, self.size).expect("long enough"));
         Ring::new(RingParts {
             index,
             queue,

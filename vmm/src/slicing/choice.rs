@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::{Actuator, CgroupActuator, ShimActuator, failed};
+use super::{Actuator, CgroupActuator, PacingActuator, Share, ShimActuator, VcpuThreads, failed};
 use crate::{RunningVm, VmmError};
 
 /// The kinds of actuators.
@@ -13,6 +13,8 @@ pub enum Kind {
     Shim,
     /// The kernel's processor quota.
     Cgroup,
+    /// None of the vCPUs' time: with `--share fair`, the machine's queues get what its vCPUs leave of its share.
+    Pacing,
 }
 
 impl fmt::Display for Kind {
@@ -20,6 +22,7 @@ impl fmt::Display for Kind {
         f.write_str(match self {
             Self::Shim => "shim",
             Self::Cgroup => "cgroup",
+            Self::Pacing => "pacing",
         })
     }
 }
@@ -32,27 +35,50 @@ pub struct Choice {
     pub reason: String,
 }
 
-/// The shim where QEMU has it, for it takes shorter windows; else the kernel's quota. `asked` takes the choice away.
-pub fn choose(machine: &RunningVm, asked: Option<Kind>) -> Result<Choice, VmmError> {
-    let shim = || -> Result<Box<dyn Actuator>, VmmError> { Ok(Box::new(ShimActuator::new(machine)?)) };
-    let cgroup = || -> Result<Box<dyn Actuator>, VmmError> {
-        let mut actuator = CgroupActuator::new(machine)?;
-        // It is there if it takes an order.
-        actuator.set(super::duty(1.0, Duration::from_millis(10)))?;
-        Ok(Box::new(actuator))
+/// The shim where QEMU has it, for it takes shorter windows; else the kernel's quota; and where neither is possible, what the machine's queues
+/// move is held alone, if `share` is one of the fabric. `asked` takes the choice away.
+pub fn choose(machine: &RunningVm, asked: Option<Kind>, share: Share) -> Result<Choice, VmmError> {
+    let reason = match asked {
+        Some(_) => "it was asked for".to_owned(),
+        None => "QEMU was started with the shim".to_owned(),
     };
+    let with = |actuator: Box<dyn Actuator>, reason| Ok(Choice { actuator, reason });
     match asked {
-        Some(Kind::Shim) => Ok(Choice { actuator: shim()?, reason: "it was asked for".to_owned() }),
-        Some(Kind::Cgroup) => Ok(Choice { actuator: cgroup()?, reason: "it was asked for".to_owned() }),
-        None => match shim() {
-            Ok(actuator) => Ok(Choice { actuator, reason: "QEMU was started with the shim".to_owned() }),
-            Err(no_shim) => match cgroup() {
-                Ok(actuator) => Ok(Choice { actuator, reason: format!("no shim: {no_shim}") }),
-                Err(no_cgroup) => Err(failed(format!(
-                    "the vCPUs of {} cannot be sliced. Shim: {no_shim}. cgroup: {no_cgroup}",
-                    machine.name
-                ))),
-            },
-        },
+        Some(Kind::Shim) => with(shim(machine)?, reason),
+        Some(Kind::Cgroup) => with(cgroup(machine)?, reason),
+        Some(Kind::Pacing) if share == Share::Fair => with(pacing(machine)?, reason),
+        Some(Kind::Pacing) => Err(failed(
+            "pacing holds what the machine's queues move to its share of the fabric, and not its vCPUs: say --share fair".to_owned(),
+        )),
+        None => {
+            let no_shim = match shim(machine) {
+                Ok(actuator) => return with(actuator, reason),
+                Err(no_shim) => no_shim,
+            };
+            let no_cgroup = match cgroup(machine) {
+                Ok(actuator) => return with(actuator, format!("no shim: {no_shim}")),
+                Err(no_cgroup) => no_cgroup,
+            };
+            let neither = format!("Shim: {no_shim}. cgroup: {no_cgroup}");
+            if share == Share::Fair {
+                return with(pacing(machine)?, format!("its vCPUs cannot be sliced, and run freely. {neither}"));
+            }
+            Err(failed(format!("the vCPUs of {} cannot be sliced. {neither}", machine.name)))
+        }
     }
+}
+
+fn shim(machine: &RunningVm) -> Result<Box<dyn Actuator>, VmmError> {
+    Ok(Box::new(ShimActuator::new(machine)?))
+}
+
+fn cgroup(machine: &RunningVm) -> Result<Box<dyn Actuator>, VmmError> {
+    let mut actuator = CgroupActuator::new(machine)?;
+    // It is there if it takes an order.
+    actuator.set(super::duty(1.0, Duration::from_millis(10)))?;
+    Ok(Box::new(actuator))
+}
+
+fn pacing(machine: &RunningVm) -> Result<Box<dyn Actuator>, VmmError> {
+    Ok(Box::new(PacingActuator::new(&VcpuThreads::look(machine)?)))
 }

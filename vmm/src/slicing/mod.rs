@@ -15,6 +15,7 @@ mod control;
 mod counter;
 mod guard;
 mod guest_ram;
+mod pacing;
 mod run_time;
 mod schedstat;
 mod share;
@@ -30,6 +31,7 @@ pub use choice::{Choice, Kind, choose};
 pub use control::ControlFile;
 pub use counter::{Counter, RESCTRL, Resctrl};
 pub use guest_ram::GuestRam;
+pub use pacing::PacingActuator;
 pub use run_time::{Ran, RunTimes};
 pub use share::Share;
 pub use shim::{ShimActuator, find_shim};
@@ -103,6 +105,11 @@ impl VcpuUse {
 pub trait Actuator {
     /// What it is called.
     fn name(&self) -> &'static str;
+
+    /// Whether it holds vCPUs at all. One that does not leaves it to the frontends to hold what the machine's queues move.
+    fn holds(&self) -> bool {
+        true
+    }
 
     /// Orders it, for [`HOLDS_FOR`] at least; renewed before that it goes on without a gap. Full duty frees the vCPUs, and need not be
     /// renewed. Returns the window that is really used.
