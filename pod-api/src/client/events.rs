@@ -21,7 +21,14 @@ pub struct EventStream<'a> {
 impl Client {
     /// Events after a sequence number; 0 for all that are kept.
     pub fn events(&self, after: u64) -> Result<EventList, ClientError> {
-        self.call::<(), _>(Method::GET, &["v1", "events"], &[("after", &after.to_string())], None)
+        self.events_with(after, &[])
+    }
+
+    /// Those of them with all of these fields, such as `("kind", "failover")`.
+    pub fn events_with(&self, after: u64, fields: &[(&str, &str)]) -> Result<EventList, ClientError> {
+        let after = after.to_string();
+        let fields: Vec<(&str, &str)> = fields.iter().copied().chain([("after", after.as_str())]).collect();
+        self.call::<(), _>(Method::GET, &["v1", "events"], &fields, None)
     }
 
     /// Follows events after a sequence number, for as long as the controller lives.

@@ -3,6 +3,7 @@
 
 mod access;
 mod browser;
+mod commands;
 mod completion;
 mod crowds;
 mod deleted_devices;

@@ -1,15 +1,18 @@
 //! The command line.
 
 mod instances;
+mod lists;
 mod mchannels;
 mod volumes;
 
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use pod_api::Event;
 use pod_api::client::{CONTROLLER, Credentials, LabelChanges, Server};
 
 pub(crate) use self::instances::{AttachDevice, Instances, Types};
+pub(crate) use self::lists::{DevicesAsked, Fields, HostsAsked, InstancesAsked, VolumesAsked};
 pub(crate) use self::mchannels::Mchannels;
 pub(crate) use self::volumes::Volumes;
 
@@ -78,7 +81,14 @@ pub(crate) struct Arguments {
 pub(crate) struct Which {
     /// Only those with this label, as NAME=VALUE or NAME; again for more, which must hold too
     #[arg(long = "label", short = 'l', value_name = "NAME=VALUE")]
-    pub(crate) labels: Vec<String>,
+    labels: Vec<String>,
+}
+
+impl Which {
+    /// What the API is asked: they hold together.
+    fn field(&self) -> (&'static str, Option<String>) {
+        ("label", (!self.labels.is_empty()).then(|| self.labels.join(",")))
+    }
 }
 
 /// Which labels something gets.
@@ -270,8 +280,10 @@ pub(crate) enum PoolPart {
 #[derive(Subcommand)]
 pub(crate) enum Devices {
     /// Show all, or those that are asked for
-    #[command(visible_alias = "ls")]
-    List(Which),
+    ///
+    /// Example: podctl devices list --host h2 --type ssd
+    #[command(visible_alias = "ls", verbatim_doc_comment)]
+    List(DevicesAsked),
     /// Show one in full
     Get {
         /// Its name with its host, as h2/nic0
@@ -327,7 +339,7 @@ pub(crate) enum Devices {
 pub(crate) enum Hosts {
     /// Show all, or those that are asked for
     #[command(visible_alias = "ls")]
-    List(Which),
+    List(HostsAsked),
     /// Show one in full
     Get {
         /// Its name
@@ -375,6 +387,26 @@ pub(crate) struct Events {
     /// At most this many of those that happened already, the newest; 50 unless given, or all with --after
     #[arg(long, short = 'n', value_name = "COUNT")]
     pub(crate) last: Option<usize>,
+    /// Only events of this kind, such as failover
+    #[arg(long, value_name = "KIND")]
+    pub(crate) kind: Option<String>,
+    /// Only what happened to this: h2, h2/nic0, the name of an instance or volume
+    #[arg(long, value_name = "NAME")]
+    pub(crate) subject: Option<String>,
+}
+
+impl Events {
+    /// What the API is asked besides.
+    pub(crate) fn fields(&self) -> Vec<(&str, &str)> {
+        let kind = self.kind.iter().map(|kind| ("kind", kind.as_str()));
+        kind.chain(self.subject.iter().map(|subject| ("subject", subject.as_str()))).collect()
+    }
+
+    /// Whether an event that has just happened is asked for.
+    pub(crate) fn asks_for(&self, event: &Event) -> bool {
+        self.kind.as_ref().is_none_or(|kind| kind == event.kind.word())
+            && self.subject.as_ref().is_none_or(|subject| *subject == event.subject)
+    }
 }
 
 #[cfg(test)]

@@ -3,14 +3,14 @@ use std::time::Duration;
 
 use pod_api::client::Client;
 use pod_api::{
-    AddReplica, ByteSize, ChangeVolume, CreateInstance, CreateVolume, InstanceTypeSpec, Labels, NicLimit,
-    NicPolicy, Stripes, VolumeGroups, VolumeQos,
+    AddReplica, ByteSize, ChangeVolume, CreateInstance, CreateVolume, DeviceAnswer, InstanceTypeSpec, Labels,
+    NicLimit, NicPolicy, Stripes, VolumeGroups, VolumeQos,
 };
 
 use crate::Failure;
 use crate::arguments::{
-    Arguments, Command, Controllers, Devices, Events, Explain, Hosts, Instances, Output, PoolPart, Types,
-    Volumes,
+    Arguments, Command, Controllers, Devices, Events, Explain, Fields, Hosts, Instances, Output, PoolPart,
+    Types, Volumes,
 };
 use crate::show::{done, show};
 use crate::{balance, completion, doctor, hotplug, map, mchannels, output, table, token, top, watch};
@@ -92,8 +92,8 @@ fn carry_out(client: &Client, arguments: &Arguments, out: Out<'_>) -> Result<(),
 
 fn hosts(client: &Client, command: &Hosts, format: Output, out: Out<'_>) -> Result<(), Failure> {
     match command {
-        Hosts::List(which) => {
-            let hosts = client.hosts_with(&fields(&which.labels.join(",")))?;
+        Hosts::List(asked) => {
+            let hosts = client.hosts_with(&borrowed(&asked.fields()))?;
             show(out, format, &hosts, |hosts| table::hosts(hosts, format == Output::Wide))
         }
         Hosts::Label(label) => {
@@ -129,8 +129,8 @@ fn devices(client: &Client, command: &Devices, format: Output, out: Out<'_>) -> 
         None => Err(Failure::Usage(format!("{name:?} is no device: write host and name, such as h2/nic0"))),
     };
     match command {
-        Devices::List(which) => {
-            let devices = client.devices_with(&fields(&which.labels.join(",")))?;
+        Devices::List(asked) => {
+            let devices = client.devices_with(&borrowed(&asked.fields()))?;
             show(out, format, &devices, |devices| table::devices(devices, format == Output::Wide))
         }
         Devices::Label(label) => {
@@ -179,8 +179,8 @@ fn devices(client: &Client, command: &Devices, format: Output, out: Out<'_>) -> 
 
 fn volumes(client: &Client, command: &Volumes, format: Output, out: Out<'_>) -> Result<(), Failure> {
     match command {
-        Volumes::List(which) => {
-            let volumes = client.volumes_with(&fields(&which.labels.join(",")))?;
+        Volumes::List(asked) => {
+            let volumes = client.volumes_with(&borrowed(&asked.fields()))?;
             show(out, format, &volumes, |volumes| table::volumes(volumes, format == Output::Wide))
         }
         Volumes::Label(label) => {
@@ -274,8 +274,8 @@ fn volumes(client: &Client, command: &Volumes, format: Output, out: Out<'_>) -> 
 
 fn instances(client: &Client, command: &Instances, format: Output, out: Out<'_>) -> Result<(), Failure> {
     match command {
-        Instances::List(which) => {
-            let instances = client.instances_with(&fields(&which.labels.join(",")))?;
+        Instances::List(asked) => {
+            let instances = client.instances_with(&borrowed(&asked.fields()))?;
             show(out, format, &instances, |instances| table::instances(instances, format == Output::Wide))
         }
         Instances::Label(label) => {
@@ -307,6 +307,11 @@ fn instances(client: &Client, command: &Instances, format: Output, out: Out<'_>)
         Instances::Detach { name, device, force, wait } => {
             hotplug::detach(client, name, device, *force, *wait)?;
             done(client, out, format, ("device", device), ("has left", "would have to leave"))
+        }
+        Instances::Answer { name, device, plugged, unplugged: _, refused } => {
+            let answer = DeviceAnswer { plugged: *plugged, refused: refused.clone() };
+            client.answer_device(name, device, &answer)?;
+            done(client, out, format, ("device", device), ("is answered for", "would be answered for"))
         }
         Instances::NicPolicy {
             name,
@@ -366,9 +371,8 @@ fn labelled(labels: &[(String, String)]) -> Labels {
     Labels { labels: labels.iter().cloned().collect() }
 }
 
-/// What is asked of a list.
-fn fields(labels: &str) -> Vec<(&str, &str)> {
-    if labels.is_empty() { Vec::new() } else { vec![("label", labels)] }
+fn borrowed(fields: &Fields) -> Vec<(&str, &str)> {
+    fields.iter().map(|(name, value)| (*name, value.as_str())).collect()
 }
 
 fn types(client: &Client, command: &Types, format: Output, out: Out<'_>) -> Result<(), Failure> {
@@ -401,11 +405,12 @@ fn missed(after: u64, first_kept: u64) -> Option<String> {
 }
 
 fn follow(client: &Client, events: &Events, format: Output, out: Out<'_>) -> Result<(), Failure> {
-    let (known, after) = match client.events(events.after.unwrap_or(0)) {
+    let fields = events.fields();
+    let (known, after) = match client.events_with(events.after.unwrap_or(0), &fields) {
         // The controller goes on from a backup: what it kept, and what came since, may all be news.
         Err(error) if error.status() == Some(GONE) => {
             eprintln!("{error}; these are all that are kept");
-            (client.events(0)?, None)
+            (client.events_with(0, &fields)?, None)
         }
         known => (known?, events.after),
     };
@@ -431,6 +436,9 @@ fn follow(client: &Client, events: &Events, format: Output, out: Out<'_>) -> Res
     for event in client.follow_events(seen)? {
         let event = event?;
         seen = event.sequence;
+        if !events.asks_for(&event) {
+            continue;
+        }
         writeln!(out, "{}", output::event_line(&event, format)?)?;
         out.flush()?;
     }

@@ -59,15 +59,15 @@ impl Named {
     fn by(group: &str, command: &str, argument: &str) -> Option<Self> {
         Some(match (group, command, argument) {
             (_, "create", "name") => return None,
-            ("hosts", _, "name") | ("instances", "create", "host") | ("instances", "migrate", "to") => {
+            ("hosts", _, "name") | ("instances" | "devices", _, "host") | ("instances", "migrate", "to") => {
                 Self::Host
             }
             ("volumes", _, "near") => Self::Host,
             ("devices", "fail-back" | "release", "name") | ("instances", "migrate-nic", "to") => Self::Nic,
             ("devices", "adopt", "name") | ("volumes", _, "device" | "from" | "to") => Self::Ssd,
-            ("devices", _, "name") => Self::Device,
+            ("devices", _, "name") | ("instances", "list", "device") => Self::Device,
             ("volumes", _, "name") | ("instances", _, "volume" | "volumes") => Self::Volume,
-            ("instances" | "explain", _, "name") | ("mchannel", _, "instance") => Self::Instance,
+            ("instances" | "explain", _, "name") | ("mchannel" | "volumes", _, "instance") => Self::Instance,
             ("types", _, "name") | (_, _, "instance_type") => Self::InstanceType,
             _ => return None,
         })

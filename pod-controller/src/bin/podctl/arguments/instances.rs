@@ -5,13 +5,13 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use pod_api::{ByteSize, NicRequest};
 
-use super::{Label, Which, parse_label};
+use super::{InstancesAsked, Label, parse_label};
 
 #[derive(Subcommand)]
 pub(crate) enum Instances {
     /// Show all, or those that are asked for
     #[command(visible_alias = "ls")]
-    List(Which),
+    List(InstancesAsked),
     /// Show one in full
     Get {
         /// Its name
@@ -135,6 +135,30 @@ pub(crate) enum Instances {
         /// How many seconds to wait until the guest has let go of it, 30 at most
         #[arg(long, value_name = "SECONDS", default_value = "20", value_parser = parse_seconds)]
         wait: Duration,
+    },
+    /// Say for the VMM of an instance whether its guest has a device that was attached or is to leave
+    ///
+    /// `vmm` does it by itself. It is for whoever plugs devices into a VM of another VMM.
+    ///
+    /// Examples:
+    ///     podctl instances answer vm1 vol1 --plugged
+    ///     podctl instances answer vm1 vol1 --unplugged
+    ///     podctl instances answer vm1 vol1 --unplugged --refused "no free port on the bus"
+    #[command(verbatim_doc_comment)]
+    Answer {
+        /// The instance's name
+        name: String,
+        /// The device's name within it: the volume's, or such as net1
+        device: String,
+        /// The guest has it
+        #[arg(long, conflicts_with = "unplugged", required_unless_present = "unplugged")]
+        plugged: bool,
+        /// The guest does not have it
+        #[arg(long)]
+        unplugged: bool,
+        /// Why that is not what was asked for
+        #[arg(long, value_name = "REASON")]
+        refused: Option<String>,
     },
     /// Give an instance another share of devices that are short, at once
     ///

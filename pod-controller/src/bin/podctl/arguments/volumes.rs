@@ -3,13 +3,13 @@
 use clap::Subcommand;
 use pod_api::ByteSize;
 
-use super::{Label, Which, parse_label};
+use super::{Label, VolumesAsked, parse_label};
 
 #[derive(Subcommand)]
 pub(crate) enum Volumes {
     /// Show all, or those that are asked for
     #[command(visible_alias = "ls")]
-    List(Which),
+    List(VolumesAsked),
     /// Show one in full
     Get {
         /// Its name
