@@ -12,14 +12,6 @@ const COUNT_US: f64 = 200.0;
 /// Some K in which shares swing around where they belong.
 const COUNT_CONTROLLED_US: f64 = 20_000.0;
 
-/// Instructions that a core of Golden Cove has under way at most, those that a line takes in a loop, and how many it retires at 2.1 GHz.
-const WINDOW: f64 = 512.0;
-const LOAD_INSTRUCTIONS: f64 = 4.0;
-const RETIRED_PER_NS: f64 = 6.0 * 2.1;
-
-/// Threads of each program in Figure 11, at the heaviest.
-const PAIR_THREADS: u32 = 15;
-
 pub(super) fn run(fabric: &Fabric, streams: &[Stream], controlled: bool) -> Result<Vec<Found>> {
     let mut simulation = Simulation::new(fabric, streams, controlled)?;
     simulation.run(if controlled { SETTLE_CONTROLLED_US } else { SETTLE_US })?;
@@ -112,9 +104,9 @@ pub(super) fn strided(fabric: &Fabric, write: bool, stride: f64) -> Result<f64> 
 /// What keeps loads under way beside each other becomes less in two ways: of a core's window fewer instructions are loads, and the prefetcher, which follows the
 /// loads as they are issued, is ahead by as many fewer. And between two loads a core is busy for as long as it takes to retire the NOPs.
 pub(super) fn perturbed(fabric: &Fabric, nops: f64) -> Result<f64> {
-    let in_window = WINDOW / (nops + LOAD_INSTRUCTIONS);
+    let in_window = fabric.instructions / (nops + fabric.load_instructions);
     let under_way = (fabric.strided_reads + fabric.prefetched).min(in_window).max(1.0);
-    let pause_ns = (nops + LOAD_INSTRUCTIONS) / RETIRED_PER_NS;
+    let pause_ns = (nops + fabric.load_instructions) / fabric.retired_per_ns;
     let stream = Stream { in_flight: under_way, threads: 4, pause_ns, ..lone(false) };
     Ok(run(fabric, &[stream], false)?[0].rate)
 }
@@ -201,7 +193,7 @@ pub(super) fn pair(fabric: &Fabric, apps: [&App; 2], threads: u32, controlled: b
 
 /// The gap at the heaviest contention, in GB/s.
 pub(super) fn gap(fabric: &Fabric, apps: [&App; 2], controlled: bool) -> Result<f64> {
-    let [a, b] = pair(fabric, apps, PAIR_THREADS, controlled)?;
+    let [a, b] = pair(fabric, apps, whole(fabric.pair_threads), controlled)?;
     Ok((a - b).abs())
 }
 

@@ -32,6 +32,14 @@ pub(super) struct Fabric {
     pub(super) strided_writes: f64,
     /// Lines that the prefetcher adds at stride 1; of these one in stride² is of use. Fitted to stride 2 (Table 1).
     pub(super) prefetched: f64,
+    /// Instructions that a core has under way at most: Golden Cove's reorder buffer.
+    pub(super) instructions: f64,
+    /// Of these, what a line takes in a loop of loads: assumed.
+    pub(super) load_instructions: f64,
+    /// Instructions that a core retires in a ns: Golden Cove's six at 2.1 GHz.
+    pub(super) retired_per_ns: f64,
+    /// Threads of each program in Figure 11, at the heaviest: assumed.
+    pub(super) pair_threads: f64,
     /// A response says moderate overload if it found more lines waiting than this, severe overload from a quarter more on, where hardly a buffer of the egress port is
     /// left, and optimal load from a third of it on. Chosen with control, among 64, 256 and this: three quarters of the egress port's
     /// buffers.
@@ -62,6 +70,10 @@ impl Fabric {
         strided_reads: 11.0,
         strided_writes: 16.0,
         prefetched: 9.0,
+        instructions: 512.0,
+        load_instructions: 4.0,
+        retired_per_ns: 6.0 * 2.1,
+        pair_threads: 15.0,
         overload_lines: 72.0,
         delta: 0.5,
         told: 0.98,
@@ -104,7 +116,7 @@ pub(super) struct Parameter {
 }
 
 /// All of them.
-pub(super) const KNOWN: [Parameter; 18] = [
+pub(super) const KNOWN: [Parameter; 22] = [
     Parameter { name: "link, GB/s", source: "Table 1, stride 1", of: |fabric| &mut fabric.link_gb_s },
     Parameter { name: "lone read, ns", source: "§2.3", of: |fabric| &mut fabric.idle_ns },
     Parameter { name: "hit in the cache, ns", source: "Figure 3-a", of: |fabric| &mut fabric.llc_ns },
@@ -138,6 +150,22 @@ pub(super) const KNOWN: [Parameter; 18] = [
         of: |fabric| &mut fabric.strided_writes,
     },
     Parameter { name: "prefetched lines", source: "fitted to stride 2", of: |fabric| &mut fabric.prefetched },
+    Parameter {
+        name: "instructions under way",
+        source: "Golden Cove",
+        of: |fabric| &mut fabric.instructions,
+    },
+    Parameter {
+        name: "instructions of a load",
+        source: "assumed",
+        of: |fabric| &mut fabric.load_instructions,
+    },
+    Parameter {
+        name: "instructions retired per ns",
+        source: "Golden Cove, 2.1 GHz",
+        of: |fabric| &mut fabric.retired_per_ns,
+    },
+    Parameter { name: "threads of Figure 11", source: "assumed", of: |fabric| &mut fabric.pair_threads },
     Parameter {
         name: "overload, lines",
         source: "chosen with control",
