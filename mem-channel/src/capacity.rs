@@ -126,6 +126,16 @@ mod tests {
         assert!((capacity.get() - 100.0).abs() < 1e-9);
     }
 
+    /// All that it can carry passes through it, and what waits before it is not in F: a share that follows C/F would stay.
+    #[test]
+    fn an_overloaded_element_that_carries_c_is_taken_to_carry_less() {
+        for rate in [100.0, 104.0] {
+            let mut capacity = Capacity::new(100.0).unwrap();
+            capacity.adjust(rate, 1.0, &PARAMETERS);
+            assert!((capacity.get() - 85.0).abs() < 1e-9, "at {rate}: {}", capacity.get());
+        }
+    }
+
     #[test]
     fn what_no_host_can_mean_changes_nothing() {
         let mut capacity = Capacity::new(100.0).unwrap();

@@ -83,6 +83,17 @@ fn a_host_tells_the_sums_of_each_tenant_and_of_all() {
     }
 }
 
+/// Of r_c, which line 14 sums, a part is from before; and of what moved now, a part comes later.
+#[test]
+fn what_moved_in_a_k_is_told_as_a_whole_and_once() {
+    let mut host = host(1.0, 1.0);
+    let id = open(&mut host, RED, 1.0);
+    for moved in [8e9, 0.0, 4e9] {
+        sample_lines(&mut host, id, moved);
+        near(of(host.sample(K_US), None).unwrap().rate, moved);
+    }
+}
+
 #[test]
 fn of_a_vm_that_others_measure_too_a_host_tells_its_part() {
     let mut host = host(1.0, 1.0);

@@ -267,7 +267,9 @@ mod tests {
         let open = || InflightQueue::open(Arc::clone(&region), 1, 8, 0, 8).unwrap();
         let mut queue = open();
         queue.recover(u16::MAX);
-        [1, 2, 3, 4, 5, 6].into_iter().for_each(|head| queue.take(head));
+        for head in 1..=6 {
+            queue.take(head);
+        }
         queue.completing([1].into_iter());
         queue.completed([1].into_iter(), 0);
         queue.completing([4, 2, 6].into_iter());
@@ -281,7 +283,9 @@ mod tests {
         let region = region(1, 8);
         let mut queue = InflightQueue::open(Arc::clone(&region), 1, 8, 0, 8).unwrap();
         queue.recover(50);
-        [7, 1].into_iter().for_each(|head| queue.take(head));
+        for head in [7, 1] {
+            queue.take(head);
+        }
         let mut successor = InflightQueue::open(region, 1, 8, 0, 8).unwrap();
         assert_eq!(successor.recover(0), Resubmission { heads: vec![], next_available: 0 });
     }
