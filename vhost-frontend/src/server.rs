@@ -44,8 +44,7 @@ pub struct DeviceSpec {
     pub queues_hint: fn(u16) -> String,
     /// The longest vring, a power of two.
     pub queue_size_max: u16,
-    /// It completes requests in the order of their ring. A restarted engine resumes them then whether the VMM has them recorded or not;
-    /// else only if it does.
+    /// It completes requests in the order of their ring: a restarted engine resumes them whether the VMM has them recorded or not.
     pub in_order: bool,
     /// The VMM may ask that the guest's network address be announced.
     pub announces: bool,

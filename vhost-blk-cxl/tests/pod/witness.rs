@@ -1,11 +1,11 @@
-//! A guest that writes, flushes and reads, and keeps a log of what it was told, to compare a disk with.
+//! A guest that writes, has zeros written, flushes and reads, and keeps a log of what it was told, to compare a disk with.
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use super::{Driver, IOERR, OK, PATIENCE, SECTOR, T_FLUSH, T_IN, T_OUT, pattern};
+use super::{Driver, IOERR, OK, PATIENCE, SECTOR, T_FLUSH, T_IN, T_OUT, T_WRITE_ZEROES, pattern};
 
 /// Few, so that writes meet.
 const SECTORS: u64 = 160;
@@ -37,6 +37,8 @@ pub struct Witness {
     issued: Vec<u64>,
     acknowledged: Vec<u64>,
     durable: Vec<u64>,
+    /// Which versions of each sector are zeros, but for the first one.
+    zeros: Vec<Vec<u64>>,
     versions: u64,
     /// Writes are durable when they are acknowledged.
     pub write_through: bool,
@@ -58,6 +60,7 @@ impl Witness {
             issued: zeros.clone(),
             acknowledged: zeros.clone(),
             durable: zeros,
+            zeros: vec![Vec::new(); SECTORS as usize],
             versions: 0,
             write_through: false,
             may_fail: false,
@@ -83,7 +86,11 @@ impl Witness {
         bytes
     }
 
-    fn version(sector: u64, bytes: &[u8]) -> Result<u64, String> {
+    /// Which version these bytes are: of zeros, the newest that may be meant, of which it says nothing when it was written.
+    fn version(&self, sector: u64, bytes: &[u8]) -> Result<u64, String> {
+        if bytes.iter().all(|byte| *byte == 0) {
+            return Ok(self.zeros[sector as usize].last().copied().unwrap_or(0));
+        }
         let version = u64::from_le_bytes(bytes[..8].try_into().unwrap());
         if bytes == Self::content(sector, version) {
             Ok(version)
@@ -116,6 +123,7 @@ impl Witness {
             }
             // One write at a time to a sector: the order of two would be anybody's.
             _ if self.is_being_written(sector, sectors) => {}
+            _ if self.below(5) == 0 => self.write_zeros(place, sector, sectors),
             _ => self.write(place, sector, sectors),
         }
     }
@@ -155,6 +163,22 @@ impl Witness {
         self.driver.write(self.driver.place(place).data, &bytes);
         let asked = Asked::Write { sector, version, sectors, suspect: false };
         self.ask(place, T_OUT, sector, bytes.len() as u32, asked);
+    }
+
+    fn write_zeros(&mut self, place: u64, sector: u64, sectors: u64) {
+        self.versions += 1;
+        let version = self.versions;
+        for sector in sector as usize..(sector + sectors) as usize {
+            self.issued[sector] = version;
+            self.zeros[sector].push(version);
+        }
+        let mut range = sector.to_le_bytes().to_vec();
+        range.extend((sectors as u32).to_le_bytes());
+        // With and without leave to give the room back.
+        range.extend((self.below(2) as u32).to_le_bytes());
+        self.driver.write(self.driver.place(place).data, &range);
+        let asked = Asked::Write { sector, version, sectors, suspect: false };
+        self.ask(place, T_WRITE_ZEROES, 0, range.len() as u32, asked);
     }
 
     fn answered(&mut self, queue: usize, head: u16) -> Result<(), String> {
@@ -205,7 +229,7 @@ impl Witness {
     }
 
     fn check(&self, sector: u64, least: u64, bytes: &[u8]) -> Result<u64, String> {
-        let version = Self::version(sector, bytes)?;
+        let version = self.version(sector, bytes)?;
         if version < least || version > self.issued[sector as usize] {
             return Err(format!(
                 "sector {sector} holds version {version}, not {least} to {}",
