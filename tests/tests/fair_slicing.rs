@@ -44,7 +44,7 @@ fn vcpus_sleep_for_their_vms_share_of_the_fabric() {
     let error = failed(&without(&fair.agent_command(0, fair.resctrl()), "--any-ram").output().unwrap());
     assert!(error.contains("no memory of vm1 lies in the pool") && error.contains("--ram"), "{error}");
     // In windows of 10 ms: with fewer of them in a K, vCPUs move together what chance adds to it.
-    fair.share_out(200).unwrap();
+    fair.share_out(400).unwrap();
     let mut agents = [0, 1].map(|place| fair.start_agent(place).unwrap());
     let error = failed(&fair.agent_command(0, fair.resctrl()).output().unwrap());
     assert!(error.contains(&format!("process {}", agents[0].pid().unwrap())), "one at a time: {error}");

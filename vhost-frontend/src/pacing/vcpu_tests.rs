@@ -422,6 +422,8 @@ fn vcpus_and_queues_of_a_vm_have_one_share() {
 #[test]
 fn queues_have_what_vcpus_leave_that_nobody_holds() {
     assert_near(&beside_queues(false, 13e6), &[CAPACITY - 13e6, 13e6], 0.05);
-    // More than its share: not all of it, or no disk would answer.
-    assert_near(&beside_queues(false, 50e6), &[CAPACITY / 10.0, 50e6], 0.05);
+    // More than all that the path carries: still something is left of the share, or no disk would answer.
+    let [queues, vcpus] = beside_queues(false, 50e6);
+    assert!(queues > CAPACITY / 20.0 && queues <= CAPACITY / 10.0, "{queues}");
+    assert_near(&[vcpus], &[50e6], 0.05);
 }
