@@ -215,9 +215,16 @@ impl Port {
     }
 
     /// Whether a frame counts that came over this channel, from a NIC that was granted the lease at this generation. A NIC may
-    /// hear of its grant before we do, and frames of a switch that turns to it at once are not to be lost.
+    /// hear of its grant before we do, and frames of a switch that turns to it at once are not to be lost. One that was left because it failed
+    /// and stands by now does not count as what it was: it may have stood still, and hear of that last of all, while its successor
+    /// has delivered the same broadcasts.
     pub(super) fn hears_of(&self, channel: ChannelId, generation: LeaseGeneration) -> bool {
-        self.hears(channel) || generation.is_newer_than(self.object.active.generation)
+        let active = self.object.active;
+        let drains = self.object.draining.is_some_and(|route| route.channel == channel);
+        let serves = active.channel == channel || self.sends_over(channel) || drains;
+        serves
+            || generation.is_newer_than(active.generation)
+            || (self.hears(channel) && !active.generation.is_newer_than(generation))
     }
 
     /// Whether this channel belongs to one of our routes.

@@ -375,11 +375,16 @@ fn a_new_nic_is_heard_before_the_frontend_is_told_of_it_and_an_old_one_no_more_a
         let heard = listen(&mut pair);
         assert!(heard > 50, "{heard}");
         assert_eq!(pair.frontend.lease(1).drops, [].into());
-        // It moved on, and the second NIC has not heard of that yet.
-        pair.frontend.apply(Object::Port(port(1, area(8, 8), route(1, 3), None)));
-        // What had come before is there still.
-        pair.guest.received(BUFFER_BYTES);
-        assert_eq!(listen(&mut pair), 0);
-        assert!(pair.frontend.lease(1).drops["stale-generation"] > 0);
+        // It moved on, and the second NIC has not heard of that yet, also where that is to stand by.
+        let mut stale = 0;
+        for standby in [None, Some(route(2, 3))] {
+            pair.frontend.apply(Object::Port(port(1, area(8, 8), route(1, 3), standby)));
+            // What had come before is there still.
+            pair.guest.received(BUFFER_BYTES);
+            assert_eq!(listen(&mut pair), 0, "{standby:?}");
+            let dropped = pair.frontend.lease(1).drops["stale-generation"];
+            assert!(dropped > stale, "{standby:?}");
+            stale = dropped;
+        }
     }
 }
