@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use pod_api::{EndpointHealth, Nic};
+use pod_api::{DeviceHealth, EndpointHealth, Nic};
 use wadi_tests::arrivals::Arrivals;
 use wadi_tests::frame_guest::{Caller, FrameGuest, frames_in_pool};
 use wadi_tests::pod::{HostPlan, Pod, PodBuilder, Role};
@@ -153,6 +153,15 @@ fn what_an_old_backend_holds_is_neither_sent_nor_heard() {
         if health == EndpointHealth::Fenced {
             pod.start_daemon(host, Role::NetBackend).unwrap();
         }
+        // In many rounds its link comes and goes too often to be trusted.
+        until("the NIC to be there", || match pod.api().device(host, nic).unwrap().health {
+            DeviceHealth::Up => Some(()),
+            DeviceHealth::Held => {
+                pod.api().release_link(host, nic).unwrap();
+                None
+            }
+            _ => None,
+        });
         pod.wait_until_joined().unwrap();
     }
 }
