@@ -1,7 +1,6 @@
 #!/bin/bash
 # Runs every test, in less time than one test program after the other takes: those of whole pods wait for their VMs for half of
-# the time, and meanwhile the others compute. A program runs several of its tests at a time, so those with one test of a whole pod run
-# in pairs. What is measured against the CPU time of others comes last, by itself.
+# the time, and meanwhile the others compute. What is measured against the CPU time of others comes last, by itself.
 #
 # Needs root: pods are made of network namespaces. Arguments are handed to each `cargo test`. CARGO says which cargo.
 set -uo pipefail
@@ -13,6 +12,7 @@ cd "$(dirname "$0")/.." || exit
 }
 
 alone=(fair_shares fair_slicing fair_slicing_cgroup fair_slicing_replaced guest_shares idle priorities slicing slicing_hotplug)
+alone=("${alone[@]/%/::}")
 
 # Names of a directory's test programs. Two crates may have one of the same name: cargo runs both where it is asked for one.
 programs() {
@@ -24,40 +24,17 @@ programs() {
   done
 }
 
-# Those on the standard input without those that are named.
-without() {
-  grep -vxF "$(printf '%s\n' "$@")" | sort -u
-}
-
-# How many tests a program with this name has.
-tests_of() {
-  cat "tests/tests/$1.rs" "tests/tests/$1"/*.rs 2>/dev/null | grep -cF '#[test]'
-}
-
 cargo_test() {
   "${CARGO:-cargo}" test --workspace --no-fail-fast "$@"
 }
 
-# Runs a program, and shows in one piece what it said.
-# shellcheck disable=SC2329 # xargs does it
-one_of_a_pair() {
-  local said status=0
-  said=$(cargo_test "$@" 2>&1) || status=1
-  flock "$paired" printf '%s\n' "$said"
-  return "$status"
-}
-
-pods=$(programs tests/tests)
-several=() single=()
-while read -r program; do
-  if [ "$(tests_of "$program")" = 1 ]; then single+=("$program"); else several+=("--test=$program"); fi
-done < <(without "${alone[@]}" <<<"$pods")
-mapfile -t others < <(for directory in */tests; do programs "$directory"; done | without "${alone[@]}" "$pods")
+mapfile -t pods < <(programs tests/tests)
+mapfile -t others < <(for directory in */tests; do programs "$directory"; done | grep -vxF "$(printf '%s\n' "${pods[@]}")" | sort -u)
+skipped=()
+for file in "${alone[@]}"; do skipped+=(--skip "$file"); done
 
 output=$(mktemp)
-paired=$(mktemp)
-export paired
-export -f cargo_test one_of_a_pair
+export -f cargo_test
 failed=0
 # A little behind the VMs, whose guests would take longer to boot than others are patient.
 # In a process group of its own, so that all of it ends if this does.
@@ -67,12 +44,12 @@ nice -n 10 bash -c 'cargo_test --lib --bins "$@"; units=$?; cargo_test --doc || 
   beside "$@" "${others[@]/#/--test=}" >"$output" 2>&1 &
 beside=$!
 set +m
-trap 'kill -- -"$beside" 2>/dev/null; rm -f "$output" "$paired"' EXIT
-cargo_test "$@" "${several[@]}" || failed=1
-printf '%s\n' "${single[@]}" | xargs -P 2 -I '{}' bash -c 'one_of_a_pair "--test={}" "$@"' pair "$@" || failed=1
+trap 'kill -- -"$beside" 2>/dev/null; rm -f "$output"' EXIT
+# Two at a time, however many cores there are: each is several hosts and VMs, and some are patient for so long only.
+cargo_test "$@" "${pods[@]/#/--test=}" -- --test-threads=2 "${skipped[@]}" || failed=1
 wait "$beside" || failed=1
 cat "$output"
 # What guests send crosses the pool copied or not, and has to cross it either way.
-WADI_RAM=pool cargo_test "$@" --test=failover || failed=1
-cargo_test "$@" "${alone[@]/#/--test=}" || failed=1
+WADI_RAM=pool cargo_test "$@" --test=pods -- failover:: || failed=1
+cargo_test "$@" --test=pods -- --test-threads=1 "${alone[@]}" || failed=1
 exit "$failed"

@@ -46,8 +46,11 @@ const READY_DEADLINE: Duration = Duration::from_secs(20);
 
 static PODS: AtomicU32 = AtomicU32::new(0);
 
-/// Whether a pod with daemons runs in this process: one at a time, for a pod and a VM are enough for a small machine.
-static RUNNING: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
+/// How many pods with daemons may run at a time in this process: a pod and its VM wait for about half of the time, and more of them would be
+/// too much for a small machine.
+const PODS_AT_A_TIME: usize = 2;
+/// How many run.
+static RUNNING: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
 
 /// The right to run a pod.
 #[derive(Debug)]
@@ -57,8 +60,8 @@ impl Turn {
     fn wait() -> Self {
         let (running, changed) = &RUNNING;
         let guard = running.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = changed.wait_while(guard, |running| *running);
-        *waited.unwrap_or_else(PoisonError::into_inner) = true;
+        let waited = changed.wait_while(guard, |running| *running >= PODS_AT_A_TIME);
+        *waited.unwrap_or_else(PoisonError::into_inner) += 1;
         Self
     }
 }
@@ -66,7 +69,7 @@ impl Turn {
 impl Drop for Turn {
     fn drop(&mut self) {
         let (running, changed) = &RUNNING;
-        *running.lock().unwrap_or_else(PoisonError::into_inner) = false;
+        *running.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
         changed.notify_one();
     }
 }
@@ -89,7 +92,7 @@ pub struct Pod {
 
 impl PodBuilder {
     /// Builds the pod: network, pool, controller, daemons. Returns once all have joined and their devices are up. Waits
-    /// for its turn while another pod of this process runs.
+    /// for its turn while two other pods of this process run.
     pub fn start(self) -> Result<Pod> {
         let turn = Turn::wait();
         let mut pod = self.lay_out()?;

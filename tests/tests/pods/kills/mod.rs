@@ -81,7 +81,10 @@ fn seed() -> u64 {
 #[test]
 fn whoever_is_killed_at_whatever_stage_the_rest_goes_on() {
     let seed = seed();
-    eprintln!("the same again: {SEED}={seed} WADI_ROUNDS={} cargo test -p wadi-tests --test kills", rounds());
+    eprintln!(
+        "the same again: {SEED}={seed} WADI_ROUNDS={} cargo test -p wadi-tests --test pods kills::",
+        rounds()
+    );
     let mut scene = Scene::set_up();
     for number in 0..u64::from(rounds()) * Stage::ALL.len() as u64 {
         let (stage, victims, end, moment) = case(seed, number);

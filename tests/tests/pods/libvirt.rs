@@ -22,7 +22,7 @@ const LONG: Duration = Duration::from_mins(1);
 const PATIENT: u64 = 30;
 
 /// The hook as it is installed.
-const HOOK: &str = include_str!("../../deploy/libvirt/wadi");
+const HOOK: &str = include_str!("../../../deploy/libvirt/wadi");
 
 /// Runs libvirt's daemon with directories of its own in place of the system's. The shell is the first process of a namespace of
 /// processes and reaps what libvirt leaves behind: libvirt waits until each QEMU that it tried out is gone for good, and the first
