@@ -27,6 +27,15 @@ const PATIENCE: Duration = Duration::from_mins(2);
 const HUNGRY_DISK: &str = "fio --name=hungry --filename=/dev/vda --direct=1 --ioengine=libaio --rw=read --bs=64k \
                            --iodepth=8 --time_based --runtime=3600 --output-format=json";
 
+/// Reads in bursts with pauses between them, as somebody would who looks for the edges of windows: of 10 ms each, in which it may move 40 kB. A second
+/// each of bursts that are as large as one window allows, as two, and as six, in every window or so, in every other, and in some.
+const CHEAT: &str = "while :; do for burst in '40k 9' '80k 19' '240k 9' '240k 55'; do set -- $burst; \
+                     fio --name=cheat --filename=/dev/vda --direct=1 --ioengine=libaio --rw=read --bs=$1 --iodepth=2 \
+                     --thinktime=$2ms --thinktime_blocks=1 --time_based --runtime=1 >/dev/null || exit; done; done";
+
+/// For how long a cheat is watched.
+const CHEATED: Duration = Duration::from_secs(20);
+
 /// Sends 1 MB/s for a second, then nothing for another: far below the share of its VM.
 fn on_and_off() -> String {
     format!(
@@ -38,10 +47,15 @@ fn mchannels(pod: &Pod) -> [Mchannel; 3] {
     VMS.map(|(name, ..)| pod.api().mchannel(name).unwrap())
 }
 
-/// What each moved in a while, in bytes/s.
+/// What each moved in a window, in bytes/s.
 fn look(pod: &Pod) -> Vec<f64> {
+    look_for(pod, WINDOW)
+}
+
+/// What each moved in a while, in bytes/s.
+fn look_for(pod: &Pod, time: Duration) -> Vec<f64> {
     let (before, began) = (mchannels(pod), Instant::now());
-    thread::sleep(WINDOW);
+    thread::sleep(time);
     let (after, seconds) = (mchannels(pod), began.elapsed().as_secs_f64());
     #[allow(clippy::cast_precision_loss)]
     let rate = |bytes: u64| bytes as f64 / seconds;
@@ -124,6 +138,26 @@ fn fio_and_iperf3_of_three_guests_share_a_path() {
         |_| [1.0, 3.0, 1.0].map(|weight| CARRIES * weight / 5.0).to_vec(),
     );
     for job in disks.iter().chain([&stream]) {
+        assert!(job.outcome().is_none(), "it has ended: {:?}", job.outcome());
+    }
+
+    // Nor has anybody more than that who bursts at the edges of windows, and who does not has no less.
+    let [honest_before, honest] = disks;
+    vms[0].run("killall fio", Duration::from_secs(10)).unwrap();
+    let began = Instant::now();
+    while honest_before.outcome().is_none() {
+        assert!(began.elapsed() < Duration::from_secs(20), "fio does not end");
+        thread::sleep(Duration::from_millis(100));
+    }
+    let cheat = vms[0].start(CHEAT).unwrap();
+    let shares = [1.0, 3.0, 1.0].map(|weight| CARRIES * weight / 5.0);
+    let rates = look_for(&pod, CHEATED);
+    eprintln!("with a cheat: {rates:.0?}");
+    assert!(rates[0] > 0.2 * shares[0], "who cheats moves something: {rates:?}");
+    assert!(rates[0] <= 1.05 * shares[0], "a cheat gains: {rates:?}");
+    let mut honest_ones = rates[1..].iter().zip(&shares[1..]);
+    assert!(honest_ones.all(|(rate, share)| *rate >= 0.95 * share), "a cheat takes from others: {rates:?}");
+    for job in [&honest, &stream, &cheat] {
         assert!(job.outcome().is_none(), "it has ended: {:?}", job.outcome());
     }
     drop(server);
