@@ -20,11 +20,21 @@ pub(super) fn run(fabric: &Fabric, streams: &[Stream], controlled: bool) -> Resu
 
 fn blocks(fabric: &Fabric, host: usize, write: bool, threads: u32) -> Stream {
     let in_flight = if write { fabric.block_writes } else { fabric.block_reads };
-    Stream { host, write, in_flight, block: 64, threads, egress: 0, pause_ns: 0.0 }
+    Stream { host, in_flight, block: 64, threads, ..lone(write) }
 }
 
 fn lone(write: bool) -> Stream {
-    Stream { host: 0, write, in_flight: 1.0, block: 1, threads: 1, egress: 0, pause_ns: 0.0 }
+    Stream {
+        host: 0,
+        write,
+        in_flight: 1.0,
+        block: 1,
+        threads: 1,
+        egress: 0,
+        pause_ns: 0.0,
+        tenant: 0,
+        weight: 1.0,
+    }
 }
 
 /// Contending traffic on the same host, or half of it on each of two others: one port alone cannot congest another one.

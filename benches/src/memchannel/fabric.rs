@@ -1,7 +1,7 @@
-//! A switched CXL fabric, event by event: cores with a limited number of lines under way, host ports with virtual lanes, a
-//! switch whose egress ports give credits, a device behind each of them. One event is one cache line at one place.
+//! A switched CXL fabric, event by event: cores with a limited number of lines under way, host ports with virtual lanes, one
+//! switch or two levels of them, whose ports give credits, a device behind each egress port. One event is one cache line at one place.
 //!
-//! Host ports take their virtual lanes in turn; a lane whose head has no credit of the egress port that it goes to blocks what is behind it. An egress port gives its
+//! What sends takes its virtual lanes in turn; a lane whose head has no credit of the link that it goes to blocks what is behind it. A link gives its
 //! credits to whoever waits longest, so that they go to hosts in proportion to what these have under way (adaptive credit
 //! allocation). Reads use one direction of a link, writes the other.
 
@@ -14,6 +14,7 @@ use vcpu_slicing::Phase;
 
 use super::control::Control;
 use super::parameters::Fabric;
+use super::topology::{Element, Topology};
 
 pub(super) const LINE: f64 = 64.0;
 
@@ -30,10 +31,14 @@ pub(super) struct Stream {
     /// Lines of a block: the next one begins when all of them have arrived. 1: line by line.
     pub(super) block: u32,
     pub(super) threads: u32,
-    /// Through which of the switch's egress ports.
+    /// Through which of the egress ports.
     pub(super) egress: usize,
     /// What a core does between two lines, in ns: it asks for no more of them meanwhile.
     pub(super) pause_ns: f64,
+    /// Whose it is: a number among the tenants.
+    pub(super) tenant: usize,
+    /// Of each thread's mchannel.
+    pub(super) weight: f64,
 }
 
 /// What a program did.
@@ -44,9 +49,11 @@ pub(super) struct Found {
     pub(super) latency_ns: f64,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Line {
     thread: u32,
+    host: u16,
+    egress: u16,
     issued_ps: u64,
 }
 
@@ -57,10 +64,14 @@ pub(super) struct Thread {
     write: bool,
     lane: usize,
     pub(super) egress: usize,
+    pub(super) tenant: usize,
+    pub(super) weight: f64,
     limit: u32,
     block: u32,
     block_left: u32,
     under_way: u32,
+    /// From when a line has been sent by the last link until it is back.
+    rest_ps: u64,
     pause_ps: u64,
     /// It asks for no line before that.
     pauses_until_ps: u64,
@@ -68,30 +79,20 @@ pub(super) struct Thread {
     pub(super) moved: u64,
 }
 
-/// One direction of a link.
-#[derive(Default)]
+/// One direction of a link: lines that wait for it, and how many more there are buffers for. A host's port has as many as its cores ask for.
 struct Server {
     lanes: Vec<VecDeque<Line>>,
     next_lane: usize,
     waiting: u32,
-    busy: bool,
-    /// Lines that arrived since the last look, by the level of load that they found.
-    found: [u64; 4],
-}
-
-/// One direction of an egress port: lines, and how many more the switch has buffers for.
-#[derive(Default)]
-struct Egress {
-    server: Server,
+    is_busy: bool,
     credits: u32,
+    line_ps: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// A host port has sent a line (host, direction, thread, when issued).
-    PortDone(u32, bool, u32, u64),
-    /// An egress port has.
-    EgressDone(usize, bool, u32, u64),
+    /// A link has sent a line (element, whether it is written).
+    Sent(u32, bool, Line),
     /// A line is back.
     Arrived(u32, u64),
     Window(u32),
@@ -103,16 +104,20 @@ enum Event {
 
 pub(super) struct Simulation {
     fabric: Fabric,
+    topology: Topology,
     pub(super) threads: Vec<Thread>,
     streams: usize,
-    ports: Vec<[Server; 2]>,
-    egress: Vec<[Egress; 2]>,
+    servers: Vec<[Server; 2]>,
+    /// Of each element, what lines come from.
+    feeders: Vec<Vec<Element>>,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     order: u64,
     now_ps: u64,
-    control: Option<Control>,
+    pub(super) control: Option<Control>,
     completed: Vec<(u64, u64)>,
-    /// Of the first egress port: lines that arrived by the level of load that they found, in the busier direction.
+    /// What responses told each host of each element in either direction since it last looked: lines, by the level of load that they found.
+    told: Vec<Vec<[[u64; 4]; 2]>>,
+    /// Of the first egress port: lines that arrived by the level of load that they found, in either direction.
     levels: [[u64; 4]; 2],
 }
 
@@ -126,10 +131,32 @@ pub(super) fn number(count: u64) -> f64 {
     count as f64
 }
 
+fn line_ps(topology: &Topology, element: Element) -> u64 {
+    ps(LINE / topology.gb_s(element))
+}
+
 impl Simulation {
+    /// Over one switch.
     pub(super) fn new(fabric: &Fabric, streams: &[Stream], controlled: bool) -> Result<Self> {
+        let most = |of: fn(&Stream) -> usize| streams.iter().map(|stream| of(stream) + 1).max().unwrap_or(1);
+        let (hosts, egress_ports) = (most(|stream| stream.host), most(|stream| stream.egress));
+        let topology = Topology::one_switch(hosts, egress_ports, fabric.link_gb_s);
+        Self::over(fabric, topology, &[1.0], streams, controlled)
+    }
+
+    /// `tenants`: the weight of each.
+    pub(super) fn over(
+        fabric: &Fabric,
+        topology: Topology,
+        tenants: &[f64],
+        streams: &[Stream],
+        controlled: bool,
+    ) -> Result<Self> {
         let mut threads = Vec::new();
         for (index, stream) in streams.iter().enumerate() {
+            let path = topology.path(stream.host, stream.egress);
+            let on_links: u64 = path.into_iter().map(|element| line_ps(&topology, element)).sum();
+            let rest_ps = ps(fabric.idle_ns).saturating_sub(on_links);
             for thread in 0..stream.threads {
                 let share =
                     stream.in_flight * f64::from(thread + 1) - (stream.in_flight * f64::from(thread)).floor();
@@ -141,7 +168,10 @@ impl Simulation {
                     write: stream.write,
                     lane: threads.len() % fabric.lanes(),
                     egress: stream.egress,
+                    tenant: stream.tenant,
+                    weight: stream.weight,
                     limit: u32::try_from(limit).unwrap_or(1).max(1),
+                    rest_ps,
                     pause_ps: ps(stream.pause_ns),
                     pauses_until_ps: 0,
                     block: stream.block,
@@ -152,27 +182,38 @@ impl Simulation {
                 });
             }
         }
-        let hosts = streams.iter().map(|stream| stream.host + 1).max().unwrap_or(1);
-        let server = |lanes: usize| Server { lanes: vec![VecDeque::new(); lanes], ..Server::default() };
-        let ports = (0..hosts).map(|_| [server(fabric.lanes()), server(fabric.lanes())]).collect();
         let credits = u32::try_from(ps(fabric.credits / 1000.0)).unwrap_or(1);
-        let egress_ports = streams.iter().map(|stream| stream.egress + 1).max().unwrap_or(1);
-        let egress = || Egress { server: server(1), credits };
-        let egress = (0..egress_ports).map(|_| [egress(), egress()]).collect::<Vec<_>>();
+        let server = |element: Element| Server {
+            // An egress port sends to its device only: whatever comes first.
+            lanes: vec![
+                VecDeque::new();
+                if topology.next(element, 0).is_some() { fabric.lanes() } else { 1 }
+            ],
+            next_lane: 0,
+            waiting: 0,
+            is_busy: false,
+            credits,
+            line_ps: line_ps(&topology, element),
+        };
+        let elements = 0..topology.elements();
+        let servers = elements.clone().map(|element| [server(element), server(element)]).collect();
+        let feeders = elements.map(|element| topology.feeders(element)).collect();
         let control =
-            if controlled { Some(Control::new(fabric, &threads, hosts, egress_ports)?) } else { None };
+            if controlled { Some(Control::new(fabric, &topology, tenants, &threads)?) } else { None };
         let mut simulation = Self {
             fabric: *fabric,
             threads,
             streams: streams.len(),
-            ports,
-            egress,
+            servers,
+            feeders,
             events: BinaryHeap::new(),
             order: 0,
             now_ps: 0,
             control,
             completed: vec![(0, 0); streams.len()],
+            told: vec![vec![[[0; 4]; 2]; topology.elements()]; topology.hosts()],
             levels: [[0; 4]; 2],
+            topology,
         };
         simulation.begin();
         Ok(simulation)
@@ -185,16 +226,16 @@ impl Simulation {
                 // As the shim has them begin: a machine's threads spread over the window, whenever it was started.
                 let Thread { number_in_stream, stream, .. } = self.threads[thread as usize];
                 let phase = Phase::of(number_in_stream).of_window(ps(control.t_w_ns()));
-                let started = ps(control.t_w_ns() * STARTED * number(stream as u64));
+                let started = ps(control.t_w_ns() * (STARTED * number(stream as u64)).fract());
                 self.at(ps(control.t_w_ns()) + phase + started, Event::Window(thread));
             }
             self.issue(thread);
         }
         if let Some(control) = &self.control {
             let k_ns = control.k_ns();
-            for host in 0..self.ports.len() {
+            for host in 0..self.topology.hosts() {
                 let host = u32::try_from(host).unwrap_or(0);
-                self.at(ps(k_ns * (1.0 + 0.3 * f64::from(host))), Event::Sample(host));
+                self.at(ps(k_ns * (1.0 + (0.3 * f64::from(host)).fract())), Event::Sample(host));
             }
         }
     }
@@ -235,29 +276,7 @@ impl Simulation {
 
     fn handle(&mut self, event: Event) -> Result<()> {
         match event {
-            Event::PortDone(host, write, thread, issued_ps) => {
-                self.ports[host as usize][usize::from(write)].busy = false;
-                let place = self.threads[thread as usize].egress;
-                let egress = &mut self.egress[place][usize::from(write)].server;
-                let level = self.fabric.level(egress.waiting);
-                egress.found[usize::from(level.number())] += 1;
-                if place == 0 {
-                    self.levels[usize::from(write)][usize::from(level.number())] += 1;
-                }
-                egress.lanes[0].push_back(Line { thread, issued_ps });
-                egress.waiting += 1;
-                self.serve_egress(place, write);
-                self.serve_ports(write);
-            }
-            Event::EgressDone(place, write, thread, issued_ps) => {
-                let egress = &mut self.egress[place][usize::from(write)];
-                egress.server.busy = false;
-                egress.credits += 1;
-                let rest = ps(self.fabric.idle_ns) - ps(2.0 * self.fabric.line_ns());
-                self.at(self.now_ps + rest, Event::Arrived(thread, issued_ps));
-                self.serve_egress(place, write);
-                self.serve_ports(write);
-            }
+            Event::Sent(element, write, line) => self.sent(element as usize, write, line),
             Event::GoesOn(thread) => self.issue(thread),
             Event::Arrived(thread, issued_ps) => self.arrived(thread, issued_ps),
             Event::Window(thread) => {
@@ -275,19 +294,48 @@ impl Simulation {
             }
             Event::Stop(thread) => self.threads[thread as usize].stopped = true,
             Event::Sample(host) => {
-                let port = overloaded(&mut self.ports[host as usize]);
-                let seen = |[reads, writes]: &mut [Egress; 2]| {
-                    overloaded_part(&mut reads.server).max(overloaded_part(&mut writes.server))
-                };
-                let egress: Vec<f64> = self.egress.iter_mut().map(seen).collect();
+                let told = &mut self.told[host as usize];
+                let overloaded: Vec<f64> = told.iter_mut().map(overloaded_part).collect();
                 if let Some(control) = self.control.as_mut() {
-                    control.sample(host as usize, port, &egress, number(self.now_ps) / 1e6)?;
+                    let _lines = control.sample(host as usize, &overloaded, number(self.now_ps) / 1e6)?;
                     let k_ns = control.k_ns();
                     self.at(self.now_ps + ps(k_ns), Event::Sample(host));
                 }
             }
         }
         Ok(())
+    }
+
+    /// A link has sent a line: what is next has a buffer for it, which it was given a credit of.
+    fn sent(&mut self, element: Element, write: bool, line: Line) {
+        let side = usize::from(write);
+        let server = &mut self.servers[element][side];
+        server.is_busy = false;
+        if !self.topology.is_port(element) {
+            server.credits += 1;
+        }
+        if let Some(next) = self.topology.next(element, usize::from(line.egress)) {
+            self.wait_for(next, write, line);
+            self.serve(next, write);
+        } else {
+            let rest_ps = self.threads[line.thread as usize].rest_ps;
+            self.at(self.now_ps + rest_ps, Event::Arrived(line.thread, line.issued_ps));
+        }
+        self.serve(element, write);
+        self.give_credits(element, write);
+    }
+
+    fn wait_for(&mut self, element: Element, write: bool, line: Line) {
+        let side = usize::from(write);
+        let server = &mut self.servers[element][side];
+        let level = usize::from(self.fabric.level(server.waiting).number());
+        let number = self.threads[line.thread as usize].lane % server.lanes.len();
+        server.lanes[number].push_back(line);
+        server.waiting += 1;
+        self.told[usize::from(line.host)][element][side][level] += 1;
+        if element == self.topology.egress(0) {
+            self.levels[side][level] += 1;
+        }
     }
 
     fn arrived(&mut self, thread: u32, issued_ps: u64) {
@@ -304,96 +352,91 @@ impl Simulation {
     }
 
     fn issue(&mut self, thread: u32) {
-        let state = &mut self.threads[thread as usize];
-        let (host, write, lane) = (state.host, state.write, state.lane);
-        let mut issued = false;
+        let now_ps = self.now_ps;
         let mut goes_on = None;
-        while !state.stopped
-            && self.now_ps >= state.pauses_until_ps
-            && state.under_way < state.limit
-            && (state.block_left > 0 || state.block == 1)
-        {
+        loop {
+            let state = &mut self.threads[thread as usize];
+            let may_issue = !state.stopped
+                && now_ps >= state.pauses_until_ps
+                && state.under_way < state.limit
+                && (state.block_left > 0 || state.block == 1);
+            if !may_issue {
+                break;
+            }
             state.under_way += 1;
             state.block_left = state.block_left.saturating_sub(1);
-            let port = &mut self.ports[host][usize::from(write)];
-            port.found[usize::from(self.fabric.level(port.waiting).number())] += 1;
-            port.lanes[lane].push_back(Line { thread, issued_ps: self.now_ps });
-            port.waiting += 1;
-            issued = true;
             if state.pause_ps > 0 {
-                state.pauses_until_ps = self.now_ps + state.pause_ps;
+                state.pauses_until_ps = now_ps + state.pause_ps;
                 goes_on = Some(state.pauses_until_ps);
             }
+            let short = |place: usize| u16::try_from(place).unwrap_or(u16::MAX);
+            let line =
+                Line { thread, host: short(state.host), egress: short(state.egress), issued_ps: now_ps };
+            let (host, write) = (state.host, state.write);
+            self.wait_for(host, write, line);
         }
         if let Some(at_ps) = goes_on {
             self.at(at_ps, Event::GoesOn(thread));
         }
-        if issued {
-            self.serve_ports(write);
-        }
+        let Thread { host, write, .. } = self.threads[thread as usize];
+        self.serve(host, write);
     }
 
-    /// Gives credits to the ports that can use one, the longest waiting first.
-    fn serve_ports(&mut self, write: bool) {
+    /// The lane whose turn it is among those whose head may go on, and when that was issued.
+    fn ready(&self, element: Element, write: bool) -> Option<(u64, usize)> {
         let side = usize::from(write);
-        loop {
-            let mut best: Option<(u64, usize, usize)> = None;
-            for (host, port) in self.ports.iter().enumerate() {
-                let server = &port[side];
-                if server.busy || server.waiting == 0 {
-                    continue;
-                }
-                let lanes = server.lanes.len();
-                let mut turn = (0..lanes).map(|step| (server.next_lane + step) % lanes);
-                let may_go = |head: &&Line| {
-                    let place = self.threads[head.thread as usize].egress;
-                    self.egress[place][side].credits > 0
-                };
-                let Some((lane, head)) =
-                    turn.find_map(|lane| server.lanes[lane].front().filter(may_go).map(|head| (lane, head)))
-                else {
-                    continue;
-                };
-                if best.is_none_or(|(since, _, _)| head.issued_ps < since) {
-                    best = Some((head.issued_ps, host, lane));
-                }
-            }
-            let Some((_, host, lane)) = best else { return };
-            let server = &mut self.ports[host][side];
-            let Some(first) = server.lanes[lane].pop_front() else { return };
-            server.waiting -= 1;
-            server.next_lane = (lane + 1) % server.lanes.len();
-            server.busy = true;
-            self.egress[self.threads[first.thread as usize].egress][side].credits -= 1;
-            let done = self.now_ps + ps(self.fabric.line_ns());
-            let host = u32::try_from(host).unwrap_or(0);
-            self.at(done, Event::PortDone(host, write, first.thread, first.issued_ps));
+        let server = &self.servers[element][side];
+        if server.is_busy || server.waiting == 0 {
+            return None;
         }
+        let lanes = server.lanes.len();
+        let may_go = |head: &&Line| {
+            self.topology
+                .next(element, usize::from(head.egress))
+                .is_none_or(|next| self.servers[next][side].credits > 0)
+        };
+        (0..lanes)
+            .map(|step| (server.next_lane + step) % lanes)
+            .find_map(|lane| server.lanes[lane].front().filter(may_go).map(|head| (head.issued_ps, lane)))
     }
 
-    fn serve_egress(&mut self, place: usize, write: bool) {
-        let server = &mut self.egress[place][usize::from(write)].server;
-        if server.busy {
-            return;
-        }
-        let Some(line) = server.lanes[0].pop_front() else { return };
+    /// Has a link send what may go on, unless it sends.
+    fn serve(&mut self, element: Element, write: bool) {
+        let Some((_, number)) = self.ready(element, write) else { return };
+        let side = usize::from(write);
+        let server = &mut self.servers[element][side];
+        let Some(line) = server.lanes[number].pop_front() else { return };
         server.waiting -= 1;
-        server.busy = true;
-        let done = self.now_ps + ps(self.fabric.line_ns());
-        self.at(done, Event::EgressDone(place, write, line.thread, line.issued_ps));
+        server.next_lane = (number + 1) % server.lanes.len();
+        server.is_busy = true;
+        let done = self.now_ps + server.line_ps;
+        if let Some(next) = self.topology.next(element, usize::from(line.egress)) {
+            self.servers[next][side].credits -= 1;
+        }
+        self.at(done, Event::Sent(u32::try_from(element).unwrap_or(0), write, line));
+    }
+
+    /// Whoever waits longest for a credit of `element` gets it. Nobody else waits for one that there is: it would have been taken.
+    fn give_credits(&mut self, element: Element, write: bool) {
+        while self.servers[element][usize::from(write)].credits > 0 {
+            let feeders = self.feeders[element].iter();
+            let waiting =
+                feeders.filter_map(|feeder| self.ready(*feeder, write).map(|(since, _)| (since, *feeder)));
+            let Some((_, feeder)) = waiting.min() else { return };
+            self.serve(feeder, write);
+        }
     }
 }
 
 /// The part of lines that found moderate or severe overload, in the worse direction, since the last call.
-fn overloaded([reads, writes]: &mut [Server; 2]) -> f64 {
-    overloaded_part(reads).max(overloaded_part(writes))
-}
-
-fn overloaded_part(server: &mut Server) -> f64 {
-    let found = std::mem::take(&mut server.found);
-    let over =
-        DevLoad::ALL.into_iter().zip(found).filter(|(level, _)| level.is_overload()).map(|(_, lines)| lines);
-    number(over.sum()) / number(sum(&found).max(1))
+fn overloaded_part(told: &mut [[u64; 4]; 2]) -> f64 {
+    let part = |found: [u64; 4]| {
+        let levels = DevLoad::ALL.into_iter().zip(found);
+        let over = levels.filter(|(level, _)| level.is_overload()).map(|(_, lines)| lines);
+        number(over.sum()) / number(sum(&found).max(1))
+    };
+    let [reads, writes] = std::mem::take(told);
+    part(reads).max(part(writes))
 }
 
 fn sum(lines: &[u64; 4]) -> u64 {

@@ -7,6 +7,7 @@ mod figures;
 mod parameters;
 mod scale;
 mod summary;
+mod topology;
 
 use std::path::Path;
 
