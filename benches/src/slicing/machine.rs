@@ -63,6 +63,11 @@ impl BusyMachine {
         &self.running
     }
 
+    /// Its vCPU's.
+    pub(super) fn thread(&self) -> u32 {
+        self.thread
+    }
+
     /// How often the shim has looked at its vCPU.
     pub(super) fn looks(&self) -> Result<u64> {
         let control = self.running.vcpu_control.as_ref().context("QEMU was started without the shim")?;

@@ -4,6 +4,7 @@
 mod latency;
 mod machine;
 mod summary;
+mod windows;
 
 use std::path::Path;
 use std::thread;
@@ -61,6 +62,9 @@ struct Setting {
     window: Duration,
 }
 
+/// For how long single windows are looked at, apart from the share: looking costs the vCPU a little.
+const SPREAD_MOST: Duration = Duration::from_secs(2);
+
 /// What was obtained for one share.
 struct Obtained {
     /// What was asked for, in percent.
@@ -68,7 +72,7 @@ struct Obtained {
     /// Processor time over time, in percent.
     percent: f64,
     /// The standard deviation of a window's share, in points.
-    spread: Option<f64>,
+    spread: f64,
     /// The window that was really used.
     window: Duration,
 }
@@ -135,19 +139,15 @@ fn measure(machine: &BusyMachine, setting: Setting, requested: f64, length: Dura
         .with_context(|| format!("the {} cannot be measured", setting.kind))?;
     let window = choice.actuator.set(duty)?;
     thread::sleep(SETTLE);
-    let before = choice.actuator.usage()?;
     let mut renewed = Instant::now();
-    let percent = machine.share(length, || {
+    let mut renew = || {
         if renewed.elapsed() > HOLDS_FOR / 10 {
             renewed = Instant::now();
             choice.actuator.set(duty)?;
         }
         Ok(())
-    })?;
-    let after = choice.actuator.usage()?;
-    let spread = match (&before[..], &after[..]) {
-        ([before], [after]) => after.since(before).spread_points(),
-        _ => None,
     };
+    let percent = machine.share(length, &mut renew)?;
+    let spread = windows::spread_points(machine.thread(), window, length.min(SPREAD_MOST), renew)?;
     Ok(Obtained { requested, percent, spread, window })
 }

@@ -82,7 +82,7 @@ fn table(findings: &Findings) -> Table {
         let mut cells = vec![format!("{:.0}", findings.measured[0].obtained[row].requested)];
         for one in &findings.measured {
             let it = &one.obtained[row];
-            let spread = it.spread.map_or(String::new(), |points| format!(" ({points:.1})"));
+            let spread = format!(" ({:.1})", it.spread);
             let longer = if it.window > one.setting.window {
                 format!(", in {} ms", it.window.as_millis())
             } else {
@@ -124,6 +124,7 @@ fn figures(findings: &Findings, name: &str) -> Vec<Figure> {
         for it in &one.obtained {
             let obtained = Figure::new(format!("{label}/{:.0}%", it.requested), it.percent, "%");
             figures.push(obtained);
+            figures.push(Figure::new(format!("{label}/{:.0}%/spread", it.requested), it.spread, "points"));
         }
     }
     #[expect(clippy::cast_precision_loss, reason = "a small count")]
