@@ -40,7 +40,7 @@ failed=0
 # In a process group of its own, so that all of it ends if this does.
 set -m
 # shellcheck disable=SC2016 # the inner shell is to expand it
-nice -n 10 bash -c 'cargo_test --lib --bins "$@"; units=$?; cargo_test --doc || exit; exit "$units"' \
+nice -n 5 bash -c 'cargo_test --lib --bins "$@"; units=$?; cargo_test --doc || exit; exit "$units"' \
   beside "$@" "${others[@]/#/--test=}" >"$output" 2>&1 &
 beside=$!
 set +m

@@ -54,7 +54,7 @@ impl<'a> Shell<'a> {
         let podctl = Path::new(env!("CARGO_BIN_EXE_podctl")).parent().expect("a directory");
         let path = format!("{}:{}", podctl.display(), std::env::var("PATH").expect("a PATH"));
         let output = Command::new("timeout")
-            .args(["60", self.program])
+            .args(["180", self.program])
             .args(self.arguments)
             // Bash and zsh take the word after their commands for their own name, fish does not.
             .args((self.program != "fish").then_some("shell"))
