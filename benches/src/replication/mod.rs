@@ -84,11 +84,7 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
         host: "h1".to_owned(),
         nics: vec![NicRequest::default()],
         volumes: Vec::new(),
-        instance_type: None,
-        vmm_listens: false,
-        ram_bytes: None,
-        labels: std::collections::BTreeMap::new(),
-        priority: None,
+        ..CreateInstance::default()
     };
     pod.client(0)?.create_instance(&request, Duration::from_secs(10))?;
     let mut took: [Vec<f64>; 5] = Default::default();

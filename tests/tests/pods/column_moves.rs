@@ -85,11 +85,7 @@ fn columns_move_under_a_guest_that_writes() {
             host: "h1".to_owned(),
             nics: Vec::new(),
             volumes: vec!["vol0".to_owned()],
-            instance_type: None,
-            vmm_listens: false,
-            ram_bytes: None,
-            labels: std::collections::BTreeMap::new(),
-            priority: None,
+            ..CreateInstance::default()
         })
         .unwrap();
     let vm = pod.boot(&instance, &guest, VmShape::default()).unwrap();

@@ -64,11 +64,7 @@ fn file_systems_are_whole_after_every_daemon_was_killed() {
         host: "h1".to_owned(),
         nics: Vec::new(),
         volumes: vec!["vol0".to_owned(), "vol1".to_owned()],
-        instance_type: None,
-        vmm_listens: false,
-        ram_bytes: None,
-        labels: std::collections::BTreeMap::new(),
-        priority: None,
+        ..CreateInstance::default()
     };
     let instance = pod.create_instance_as(&request).unwrap();
     let mut vm = pod.boot(&instance, &guest, VmShape::default()).unwrap();

@@ -252,11 +252,7 @@ fn a_guest_moves_to_another_host_and_notices_nothing() {
         host: "h1".to_owned(),
         nics: vec![NicRequest::default()],
         volumes: vec!["vol0".to_owned(), "vol1".to_owned()],
-        instance_type: None,
-        vmm_listens: false,
-        ram_bytes: None,
-        labels: std::collections::BTreeMap::new(),
-        priority: None,
+        ..CreateInstance::default()
     };
     let instance = pod.create_instance_as(&request).unwrap();
     let mut vm = pod.boot(&instance, &guest, SHAPE).unwrap();
@@ -310,11 +306,7 @@ fn a_guest_with_a_mirrored_volume_moves_while_a_replica_dies_and_returns() {
             host: "h1".to_owned(),
             nics: vec![NicRequest::default()],
             volumes: vec!["vol0".to_owned()],
-            instance_type: None,
-            vmm_listens: false,
-            ram_bytes: None,
-            labels: std::collections::BTreeMap::new(),
-            priority: None,
+            ..CreateInstance::default()
         })
         .unwrap();
     let mut vm = pod.boot(&instance, &guest, SHAPE).unwrap();

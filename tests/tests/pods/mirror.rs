@@ -62,11 +62,7 @@ fn replicas_die_one_after_the_other_and_every_byte_is_there() {
         host: "h1".to_owned(),
         nics: vec![NicRequest::default()],
         volumes: vec!["vol0".to_owned()],
-        instance_type: None,
-        vmm_listens: false,
-        ram_bytes: None,
-        labels: std::collections::BTreeMap::new(),
-        priority: None,
+        ..CreateInstance::default()
     };
     let instance = pod.create_instance_as(&request).unwrap();
     let vm = pod.boot(&instance, &guest, VmShape::default()).unwrap();

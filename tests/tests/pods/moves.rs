@@ -76,11 +76,7 @@ fn boot(pod: &Pod, nics: Vec<NicRequest>, replicas: u8) -> PodVm {
         host: "h1".to_owned(),
         nics,
         volumes: vec!["vol0".to_owned()],
-        instance_type: None,
-        vmm_listens: false,
-        ram_bytes: None,
-        labels: std::collections::BTreeMap::new(),
-        priority: None,
+        ..CreateInstance::default()
     };
     let instance = pod.create_instance_as(&request).unwrap();
     pod.boot(&instance, &guest, VmShape::default()).unwrap()

@@ -23,11 +23,7 @@ fn two_pairs_of_queues_carry_streams_through_a_failover() {
         host: "h1".to_owned(),
         nics: vec![NicRequest { queue_pairs: Some(2), ..NicRequest::default() }],
         volumes: Vec::new(),
-        instance_type: None,
-        vmm_listens: false,
-        ram_bytes: None,
-        priority: None,
-        labels: std::collections::BTreeMap::new(),
+        ..CreateInstance::default()
     };
     let instance = pod.create_instance_as(&request).unwrap();
     assert_eq!(instance.nics[0].queue_pairs, 2);

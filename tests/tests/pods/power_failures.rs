@@ -56,11 +56,7 @@ impl Site {
             host: "h1".to_owned(),
             nics: Vec::new(),
             volumes: names,
-            instance_type: None,
-            vmm_listens: false,
-            ram_bytes: None,
-            labels: std::collections::BTreeMap::new(),
-            priority: None,
+            ..CreateInstance::default()
         })?;
         let disk =
             |(system, letter): (&FileSystem, char)| (Files::on(*system), *system, format!("vd{letter}"));

@@ -19,11 +19,7 @@ fn taken_socket_paths_are_refused_and_left_alone() {
             host: "h1".to_owned(),
             nics: vec![NicRequest::default()],
             volumes: vec![format!("{name}-vol")],
-            instance_type: None,
-            vmm_listens: false,
-            ram_bytes: None,
-            labels: std::collections::BTreeMap::new(),
-            priority: None,
+            ..CreateInstance::default()
         };
         pod.api().create_instance(&request, Duration::from_secs(2)).unwrap()
     };

@@ -54,11 +54,7 @@ fn the_backend_of_a_column_dies_under_load_and_every_byte_is_there() {
             host: "h1".to_owned(),
             nics: Vec::new(),
             volumes: vec!["vol0".to_owned()],
-            instance_type: None,
-            vmm_listens: false,
-            ram_bytes: None,
-            labels: std::collections::BTreeMap::new(),
-            priority: None,
+            ..CreateInstance::default()
         })
         .unwrap();
     // Half of it on each SSD, and each of them says so.

@@ -444,11 +444,7 @@ pub(crate) fn vm(name: &str, volumes: &[&str]) -> CreateInstance {
         host: "h1".to_owned(),
         nics: vec![NicRequest::default()],
         volumes: volumes.iter().map(|name| (*name).to_owned()).collect(),
-        instance_type: None,
-        vmm_listens: false,
-        ram_bytes: None,
-        priority: None,
-        labels: std::collections::BTreeMap::new(),
+        ..CreateInstance::default()
     }
 }
 
