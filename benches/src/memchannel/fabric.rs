@@ -18,8 +18,9 @@ use super::topology::{Element, Topology};
 
 pub(super) const LINE: f64 = 64.0;
 
-/// The windows of a program's first thread begin so much of a window after those of the program before: whenever it was started.
-const STARTED: f64 = 0.37;
+/// The windows of a program's first thread begin so much of a window after those of the program before: whenever it was started. Of the golden
+/// section no multiple comes near a whole number, so that no two of thousands of programs begin together.
+const STARTED: f64 = 0.381_966_011_250_105;
 
 /// Threads of one program: what they read or write, and how.
 #[derive(Clone, Copy, Debug)]

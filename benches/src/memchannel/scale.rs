@@ -19,7 +19,7 @@ const DEVICES: usize = 16;
 const TENANTS: usize = 8;
 const K_US: f64 = 1000.0;
 /// Until shares are where they stay.
-const SETTLING_KS: f64 = 60.0;
+const SETTLING_KS: f64 = 40.0;
 /// In which they are looked at.
 const COUNTED_KS: f64 = 10.0;
 /// Lines that a VM has under way which wants more than there is.
