@@ -229,6 +229,7 @@ pub(super) fn fit(measured: f64, least: f64, mut find: impl FnMut(f64) -> Result
 
 #[cfg(test)]
 mod tests {
+    use super::super::topology::Topology;
     use super::*;
 
     const PAPER: Fabric = Fabric::PAPER;
@@ -252,6 +253,20 @@ mod tests {
         let two = run(&PAPER, &[through(0, 0), through(1, 1)], false).unwrap();
         let sum = |found: &[Found]| found.iter().map(|found| found.rate).sum::<f64>() / PAPER.link_gb_s;
         assert!((sum(&one) - 1.0).abs() < 0.02 && (sum(&two) - 2.0).abs() < 0.04, "{one:?} {two:?}");
+    }
+
+    #[test]
+    fn a_narrow_uplink_is_divided_and_holds_up_no_other_leaf() {
+        let (half, whole) = (PAPER.link_gb_s / 2.0, PAPER.link_gb_s);
+        let topology = Topology::two_levels(&[whole; 4], &[half, whole], &[whole; 2]);
+        let through = |host, egress| Stream { egress, ..blocks(&PAPER, host, false, 20) };
+        let streams = [through(0, 0), through(1, 0), through(2, 1), through(3, 1)];
+        let mut simulation = Simulation::over(&PAPER, topology, &[1.0], &streams, false).unwrap();
+        simulation.run(SETTLE_US).unwrap();
+        let found = simulation.run(COUNT_US).unwrap();
+        let (narrow, wide) = (found[0].rate + found[1].rate, found[2].rate + found[3].rate);
+        assert!((narrow / half - 1.0).abs() < 0.02 && (wide / whole - 1.0).abs() < 0.02, "{found:?}");
+        assert!((found[0].rate / found[1].rate - 1.0).abs() < 0.05, "{found:?}");
     }
 
     #[test]

@@ -30,7 +30,7 @@ const LITTLE: f64 = 0.01;
 const TIMED: u32 = 100;
 
 /// What each element carries, in GB/s: ports of hosts, uplinks of leaf switches, devices, which have a port each at the root switch. A quarter of
-/// the links of today, so that a second of this machine's time is a quarter of a ms more of the pod's.
+/// the links of today: what passes is simulated line by line, so it takes a quarter of the time.
 struct Links {
     narrow: &'static str,
     port: f64,

@@ -9,6 +9,7 @@ use pod_api::{Fabric, Mchannel, MchannelSpec};
 use wadi_tests::iperf;
 use wadi_tests::pod::{CLIENT_ADDRESS, HostPlan, Pod, PodBuilder, PodVm, VmShape};
 use wadi_tests::steady::{converge, judge, near};
+use wadi_tests::waiting::wait_for;
 
 /// What the path carries, in bytes/s: little, so that emulated guests want more than it.
 const CAPACITY: u64 = 20_000_000;
@@ -122,11 +123,7 @@ fn fio_and_iperf3_of_three_guests_share_a_path() {
     modest.signal("KILL").unwrap();
     drop(modest);
     // The last one ends within its second.
-    let began = Instant::now();
-    while vms[2].run("pidof iperf3", Duration::from_secs(10)).unwrap().success() {
-        assert!(began.elapsed() < Duration::from_secs(20), "iperf3 does not end");
-        thread::sleep(Duration::from_millis(100));
-    }
+    wait_for("iperf3 to end", || !vms[2].run("pidof iperf3", Duration::from_secs(10)).unwrap().success());
 
     // A stream that wants all it can get has its share, as disks have theirs.
     let stream = vms[2].start(&iperf::command(iperf::Way::Out, 600)).unwrap();
@@ -142,13 +139,9 @@ fn fio_and_iperf3_of_three_guests_share_a_path() {
     }
 
     // Nor has anybody more than that who bursts at the edges of windows, and who does not has no less.
-    let [honest_before, honest] = disks;
+    let [hungry, honest] = disks;
     vms[0].run("killall fio", Duration::from_secs(10)).unwrap();
-    let began = Instant::now();
-    while honest_before.outcome().is_none() {
-        assert!(began.elapsed() < Duration::from_secs(20), "fio does not end");
-        thread::sleep(Duration::from_millis(100));
-    }
+    wait_for("fio to end", || hungry.outcome().is_some());
     let cheat = vms[0].start(CHEAT).unwrap();
     let shares = [1.0, 3.0, 1.0].map(|weight| CARRIES * weight / 5.0);
     let rates = look_for(&pod, CHEATED);
