@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 
 use crate::PoolError;
-use crate::mapping::Mapping;
+use crate::mapping::{Mapping, reserve};
 
 /// So many times a file is looked for anew that its last user took away in the meantime.
 const TRIES: usize = 100;
@@ -84,6 +84,8 @@ fn open(path: &Path, words: usize) -> Result<File, PoolError> {
     if length < bytes(words) {
         file.set_len(bytes(words)).map_err(io_error("grow", path))?;
     }
+    // Its user may have had no room for it.
+    reserve(&file, bytes(words)).map_err(|error| io_error("take room for", path)(error.into()))?;
     Ok(file)
 }
 
@@ -116,6 +118,10 @@ mod tests {
         let third = HostWords::open(&path, 3).expect("words");
         drop(other);
         assert_eq!(third.word(2).load(Ordering::Relaxed), 8);
+        assert!(
+            fs::metadata(&path).expect("a file").blocks() > 0,
+            "a full file system is met here, and not at a word"
+        );
         drop(third);
         assert!(!path.exists());
         assert_eq!(HostWords::open(&path, 3).expect("words").word(2).load(Ordering::Relaxed), 0);

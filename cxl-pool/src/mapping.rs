@@ -6,6 +6,8 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::ptr::{self, NonNull};
 
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::{Errno, retry_on_intr};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::PoolError;
@@ -54,6 +56,15 @@ impl Mapping {
 
     pub(crate) fn file(&self) -> &File {
         &self.file
+    }
+}
+
+/// Takes all of a file's memory, so that no write to its mapping finds that there is none left (SIGBUS). A file system that cannot, has no say
+/// in when it is taken.
+pub(crate) fn reserve(file: &File, bytes: u64) -> rustix::io::Result<()> {
+    match retry_on_intr(|| fallocate(file, FallocateFlags::empty(), 0, bytes)) {
+        Err(Errno::OPNOTSUPP) => Ok(()),
+        done => done,
     }
 }
 

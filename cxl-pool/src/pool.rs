@@ -8,11 +8,11 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::{FallocateFlags, RenameFlags, fallocate};
-use rustix::io::{Errno, retry_on_intr};
+use rustix::fs::RenameFlags;
+use rustix::io::Errno;
 use uuid::Uuid;
 
-use crate::mapping::{Backing, Mapping};
+use crate::mapping::{Backing, Mapping, reserve};
 use crate::{
     Area, ByteOffset, CoherenceMode, FileIdentity, HardwareMemory, LINE_BYTES, Layout, MAJOR_VERSION, Memory,
     PoolError, SoftwareMemory, Superblock, usual_region_slots,
@@ -254,14 +254,6 @@ fn open_backing(path: &Path) -> Result<(File, Backing), PoolError> {
 fn available_bytes(file: &File) -> io::Result<Option<u64>> {
     let stat = rustix::fs::fstatvfs(file)?;
     Ok((stat.f_blocks > 0).then(|| stat.f_bavail.saturating_mul(stat.f_frsize)))
-}
-
-/// Takes all of a file's memory. A file system that cannot, has no say in when it is taken.
-fn reserve(file: &File, bytes: u64) -> rustix::io::Result<()> {
-    match retry_on_intr(|| fallocate(file, FallocateFlags::empty(), 0, bytes)) {
-        Err(Errno::OPNOTSUPP) => Ok(()),
-        done => done,
-    }
 }
 
 /// A pool file that has no name of its own yet. Dropped unfinished, it is removed.

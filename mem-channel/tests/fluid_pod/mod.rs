@@ -82,6 +82,8 @@ pub(crate) struct Pod {
     vms: Vec<Running>,
     /// Nothing that is sent off is delayed by what others send.
     unhindered: bool,
+    /// Hosts hear of it where elements are overloaded.
+    signals: bool,
     window: u32,
     overload: Vec<f64>,
     sequence: u32,
@@ -97,6 +99,11 @@ impl Pod {
     /// One in which all arrives at once, however overloaded elements are.
     pub(crate) fn unhindered(topology: &Topology, t_w_us: f64, windows_in_k: u32) -> Self {
         Self { unhindered: true, ..Self::with(topology, t_w_us, windows_in_k) }
+    }
+
+    /// One whose hosts are told of no overload, as without a source of signals: capacities are what they were set to.
+    pub(crate) fn without_signals(topology: &Topology) -> Self {
+        Self { signals: false, ..Self::new(topology) }
     }
 
     fn with(topology: &Topology, t_w_us: f64, windows_in_k: u32) -> Self {
@@ -122,6 +129,7 @@ impl Pod {
             hosts,
             vms: Vec::new(),
             unhindered: false,
+            signals: true,
             window: 0,
             overload: vec![0.0; topology.capacities.len()],
             sequence: 0,
@@ -253,7 +261,7 @@ impl Pod {
 
     fn exchange(&mut self, index: usize) {
         let now_us = self.now_us();
-        for (element, overload) in self.overload.iter().enumerate() {
+        for (element, overload) in self.overload.iter().enumerate().filter(|_| self.signals) {
             let element = ElementId(u32::try_from(element).unwrap());
             self.hosts[index].0.observe(element, *overload).unwrap();
         }

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use guest_images::agent::Agent;
 use guest_images::{Guest, Silent};
-use vmm::slicing::{Actuator as _, CgroupActuator, ControlFile, ShimActuator, VcpuUse, duty, find_shim};
+use vmm::slicing::{
+    self, Actuator as _, CgroupActuator, ControlFile, Share, ShimActuator, VcpuUse, duty, find_shim,
+};
 use vmm::{RunningVm, Vm, VmSpec};
 use wadi_tests::bare_vm::bare_vm;
 use wadi_tests::held_vcpus::{assert_no_more_than, hold};
@@ -35,6 +37,9 @@ fn own_group(pid: u32, thread: u32) -> Option<PathBuf> {
     let home = Path::new("/sys/fs/cgroup/cpu").join(group[2].trim_start_matches('/'));
     let own = home.join(format!("own-{pid}"));
     std::fs::create_dir(&own).ok()?;
+    // With a limit, which its domain was given: half of the time.
+    std::fs::write(own.join("cpu.cfs_period_us"), "100000").unwrap();
+    std::fs::write(own.join("cpu.cfs_quota_us"), "50000").unwrap();
     std::fs::write(own.join("tasks"), thread.to_string()).unwrap();
     Some(own)
 }
@@ -45,7 +50,13 @@ fn quota_holds_it_and_lets_it_go(running: &RunningVm, pid: u32, threads: &[u32],
     let home = group(threads[0]);
     let own = own_group(pid, threads[1]);
     let homes: Vec<String> = threads.iter().map(|thread| group(*thread)).collect();
+    let without_shim = RunningVm { vcpu_control: None, ..running.clone() };
+    let choice = slicing::choose(&without_shim, None, Share::Percent(25.0)).unwrap();
+    assert!(choice.actuator.name().starts_with("cgroup "), "{}", choice.reason);
+    assert!(choice.reason.contains("started without the shim"), "{}", choice.reason);
+    drop(choice);
     let mut cgroup = CgroupActuator::new(running).unwrap();
+    assert_eq!(cgroup.set(duty(0.75, WINDOW)).unwrap(), WINDOW, "a group that is held to less stays so");
     assert_eq!(cgroup.set(duty(0.25, WINDOW)).unwrap(), WINDOW);
     assert!(threads.iter().all(|thread| group(*thread).contains("wadi-sliced-")), "{}", group(threads[0]));
     assert_eq!(group(pid), home, "no other thread is held");
@@ -123,6 +134,9 @@ fn vcpus_are_held_to_their_share_and_nothing_else_notices() {
     let mut vm = Vm::start(spec.clone()).unwrap();
     let agent = Agent::connect(&spec.exec_socket(), LONG).unwrap();
     let running = vm.running().unwrap().clone();
+    let choice = slicing::choose(&running, None, Share::Percent(30.0)).unwrap();
+    assert_eq!((choice.actuator.name(), &*choice.reason), ("shim", "QEMU was started with the shim"));
+    drop(choice);
     let mut shim = ShimActuator::new(&running).unwrap();
 
     let threads: Vec<u32> = running.monitor.vcpus().unwrap().iter().map(|vcpu| vcpu.thread_id).collect();

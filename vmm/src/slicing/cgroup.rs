@@ -21,6 +21,9 @@ use crate::{RunningVm, VmmError};
 const LEAST_US: u64 = 1000;
 /// The longest period of the kernel, in µs.
 const MOST_US: u64 = 1_000_000;
+/// A corrected quota has a period that is at most so many times as long: the kernel begins a new one only when the one before is over, so after
+/// one of a second, which a thread that owes much would get, nothing could be corrected for that second.
+const LONGER_AT_MOST: u64 = 2;
 /// Quotas are corrected no sooner than after so long, and after so many periods: else chance would be corrected.
 const CORRECT_AFTER: Duration = Duration::from_millis(80);
 const CORRECT_AFTER_PERIODS: u32 = 4;
@@ -236,14 +239,19 @@ impl CgroupActuator {
     ) -> Result<(), VmmError> {
         match (self.hierarchy, quota_and_period) {
             (Hierarchy::V1, None) => write(&group.join("cpu.cfs_quota_us"), "-1"),
-            (Hierarchy::V1, Some((quota, period))) if before.is_some_and(|(_, before)| before == period) => {
-                write(&group.join("cpu.cfs_quota_us"), &quota.to_string())
-            }
             (Hierarchy::V1, Some((quota, period))) => {
-                // Together they must never be more than all, whatever the older ones were.
-                write(&group.join("cpu.cfs_quota_us"), "-1")?;
-                write(&group.join("cpu.cfs_period_us"), &period.to_string())?;
-                write(&group.join("cpu.cfs_quota_us"), &quota.to_string())
+                let file = group.join("cpu.cfs_quota_us");
+                if before.is_none_or(|(_, before)| before != period) {
+                    // Together they must never be more than all, whatever the older ones were.
+                    write(&file, "-1")?;
+                    write(&group.join("cpu.cfs_period_us"), &period.to_string())?;
+                }
+                match fs::write(&file, quota.to_string()) {
+                    // A group above has less, such as libvirt's of a vCPU whose domain was given a limit. That holds it then.
+                    Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => write(&file, "-1"),
+                    Err(error) => Err(cannot_write(&quota.to_string(), &file, &error)),
+                    Ok(()) => Ok(()),
+                }
             }
             (Hierarchy::V2, None) => write(&group.join("cpu.max"), "max"),
             (Hierarchy::V2, Some((quota, period))) => {
@@ -254,7 +262,7 @@ impl CgroupActuator {
 }
 
 /// Quota and period in µs, or nothing at full duty. The period is that of `duty`, unless `asked`, which is asked of the kernel in place of
-/// its part, is too small for that.
+/// its part, is too small for that: then it is longer, up to [`LONGER_AT_MOST`] times, and less is not asked for.
 fn quota(duty: Duty, asked: f64) -> Option<(u64, u64)> {
     if duty.run_ns >= duty.window_ns || asked >= 1.0 {
         return None;
@@ -264,8 +272,8 @@ fn quota(duty: Duty, asked: f64) -> Option<(u64, u64)> {
             .unwrap_or(MOST_US)
     };
     let run_ns = super::duty(asked, Duration::from_nanos(duty.window_ns)).run_ns;
-    let period =
-        (duty.window_ns / 1000).max(shortest(duty.run_ns)).max(shortest(run_ns)).clamp(LEAST_US, MOST_US);
+    let usual = (duty.window_ns / 1000).max(shortest(duty.run_ns));
+    let period = usual.max(shortest(run_ns).min(usual * LONGER_AT_MOST)).clamp(LEAST_US, MOST_US);
     let quota = u64::try_from(u128::from(period) * u128::from(run_ns) / u128::from(duty.window_ns));
     Some((quota.unwrap_or(period).max(LEAST_US), period))
 }
@@ -463,8 +471,11 @@ fn read(path: &Path) -> Result<String, VmmError> {
 }
 
 fn write(path: &Path, text: &str) -> Result<(), VmmError> {
-    fs::write(path, text)
-        .map_err(|error| failed(format!("cannot write {text} to {}: {error}", path.display())))
+    fs::write(path, text).map_err(|error| cannot_write(text, path, &error))
+}
+
+fn cannot_write(text: &str, path: &Path, error: &io::Error) -> VmmError {
+    failed(format!("cannot write {text} to {}: {error}", path.display()))
 }
 
 #[cfg(test)]

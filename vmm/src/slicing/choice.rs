@@ -82,3 +82,34 @@ fn cgroup(machine: &RunningVm) -> Result<Box<dyn Actuator>, VmmError> {
 fn pacing(machine: &RunningVm) -> Result<Box<dyn Actuator>, VmmError> {
     Ok(Box::new(PacingActuator::new(&VcpuThreads::look(machine)?)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::monitor::fake::Qemu;
+
+    #[test]
+    fn vcpus_that_neither_can_hold_run_freely_and_queues_are_held() {
+        let own = std::process::id();
+        let qemu = Qemu::start(move |_, _| {
+            Some(format!(
+                r#"{{"return": [{{"thread-id": {own}, "qom-path": "/a", "cpu-index": 0, "target": "x86_64"}}]}}"#
+            ))
+        });
+        let mut machine = RunningVm::of_this_process(qemu.path.clone());
+        // One that is in no group.
+        machine.process.pid = u32::MAX;
+        let choice = choose(&machine, None, Share::Fair).unwrap();
+        assert!(!choice.actuator.holds() && choice.actuator.name() == "pacing");
+        for why in ["run freely", "Shim: ", "without the shim", "cgroup: ", "/proc/4294967295/cgroup"] {
+            assert!(choice.reason.contains(why), "{why}: {}", choice.reason);
+        }
+        let Err(error) = choose(&machine, None, Share::Percent(50.0)) else { panic!("nothing holds it") };
+        let error = error.to_string();
+        assert!(error.contains("cannot be sliced") && error.contains("without the shim"), "{error}");
+        let Err(error) = choose(&machine, Some(Kind::Pacing), Share::Percent(50.0)) else {
+            panic!("pacing holds no vCPUs")
+        };
+        assert!(error.to_string().contains("--share fair"), "{error}");
+    }
+}

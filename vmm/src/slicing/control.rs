@@ -32,8 +32,10 @@ impl ControlFile {
             _ => {}
         }
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-        file.set_len(size_of::<Control>() as u64)?;
-        file.write_all_at(&MAGIC.to_ne_bytes(), 0)
+        // QEMU maps it: where the file system is full, its first write to what has no blocks would end it (SIGBUS).
+        let mut bytes = vec![0; size_of::<Control>()];
+        bytes[..size_of_val(&MAGIC)].copy_from_slice(&MAGIC.to_ne_bytes());
+        file.write_all_at(&bytes, 0)
     }
 
     /// Opens that of a QEMU.
@@ -181,6 +183,11 @@ mod tests {
         let path = directory.path().join("vm1-vcpus");
         ControlFile::create(&path).unwrap();
         ControlFile::create(&path).unwrap();
+        let blocks = std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(&path).unwrap());
+        assert!(
+            blocks * 512 >= size_of::<Control>() as u64,
+            "QEMU would end where the file system has none left"
+        );
         let file = ControlFile::open(&path).unwrap();
         assert_eq!((file.process().unwrap(), file.failure().unwrap()), (None, None));
         assert_eq!(file.usage().unwrap(), []);

@@ -18,6 +18,7 @@ fn quotas_the_kernel_takes() {
     assert_eq!(quota(duty, 0.06), Some((1200, 20_000)));
     assert_eq!(quota(duty, 0.04), Some((1000, 25_000)));
     assert_eq!(quota(duty, 1.0), None, "for once it may run");
+    assert_eq!(quota(duty, 0.0), Some((1000, 40_000)), "what comes after waits for the end of a period");
 }
 
 const V1: &str = "\
