@@ -66,6 +66,8 @@ drop_reasons! {
     Spoofed = "spoofed-source",
     /// A message of an older holder of the lease.
     Stale = "stale-generation",
+    /// Frontend: a flooded frame that another NIC has delivered already, as the instance moves from one to the other.
+    Doubled = "doubled",
     /// Backend: a network address that is not the instance's own, or a frame that hides its addresses.
     SpoofedAddress = "spoofed-address",
     /// Backend: a frame for the nearest bridge alone, which is the switch's business and the host's.

@@ -125,7 +125,7 @@ pub(super) struct Scratch {
     /// The pieces of a frame that waited.
     pub(super) frame: Vec<NetMessage>,
     /// The time of this look, once somebody has asked for it.
-    now: Option<Instant>,
+    pub(super) now: Option<Instant>,
 }
 
 /// Buffers of one guest's receive queue that were filled and that the guest does not see yet.
@@ -270,9 +270,13 @@ impl<M: Memory> Frontend<M> {
         let id = self.channels[place].end.object().id;
         if let Some(index) = self.by_lease.get(&first.lease).copied() {
             let (port, frame_bytes) = (&mut self.ports[index], frame_bytes(pieces));
+            let now = &mut self.receive_scratch.now;
             let outcome = match whole {
                 Ok(()) if !port.hears_of(id, first.generation) => Err(DropReason::Stale),
-                Ok(()) if !port.may_receive(&mut self.receive_scratch.now) => Err(DropReason::RateLimit),
+                Ok(()) if !port.may_receive(now) => Err(DropReason::RateLimit),
+                Ok(()) if self.doubles.have_had(&self.memory, (first, frame_bytes), port.hearing(), now) => {
+                    Err(DropReason::Doubled)
+                }
                 Ok(()) if !port.may_take(frame_bytes) => {
                     self.let_wait(place, index, pieces);
                     return;

@@ -7,6 +7,7 @@ use vhost_frontend::pacing::{Pacer, Way};
 
 use super::Frontend;
 use super::delivering::{received_header, write_packet};
+use super::doubles::Hearing;
 use super::receive::{Ahead, CHAINS_MAX, lies_in_pool};
 use crate::counters::DropReason;
 use crate::message::{self, NetMessage, Opcode, Status};
@@ -51,6 +52,7 @@ impl<M: Memory> Frontend<M> {
         // A ring that was broken says so again when it is asked by itself.
         let Ok(taken) = ring.next_chains(&mut scratch.chains[..wanted]) else { return 0 };
         port.walks.note(&scratch.chains[..taken]);
+        let generation = port.object.active.generation;
         let (mut delivered, mut packets, mut bytes, mut used_chains) = (0, 0, 0, 0);
         for words in &messages[..wanted] {
             let Some(chain) = scratch.chains[..taken].get(used_chains) else { break };
@@ -72,19 +74,18 @@ impl<M: Memory> Frontend<M> {
                         break;
                     }
                     let header = VnetHeader { buffers: 1, ..header }.to_bytes();
+                    let header = &header[..port.header_bytes];
                     let (chains, used) = (std::slice::from_ref(chain), &mut scratch.filled.used);
-                    used_chains += 1;
-                    if write_packet(
-                        &self.memory,
-                        ring,
-                        chains,
-                        used,
-                        &header[..port.header_bytes],
-                        &[message],
-                    ) {
+                    let hearing = Hearing { generation, two: &mut port.hears_two };
+                    let arrived = (&message, frame_bytes);
+                    if self.doubles.have_had(&self.memory, arrived, hearing, &mut scratch.now) {
+                        port.counters.count_drop(DropReason::Doubled);
+                    } else if write_packet(&self.memory, ring, chains, used, header, &[message]) {
+                        used_chains += 1;
                         packets += 1;
                         bytes += u64::from(frame_bytes);
                     } else {
+                        used_chains += 1;
                         port.counters.count_drop(DropReason::BadChain);
                     }
                 }

@@ -139,18 +139,18 @@ fn a_queue_that_stops_gets_its_descriptors_back_and_its_packets_go_on() {
 }
 
 /// A frontend with one guest, and two backends whose NICs write down what they send.
-struct Move {
-    pool: SimulatedPool,
-    frontend: TestFrontend<SimulatedMemory>,
-    backends: [TestBackend<SimulatedMemory>; 2],
-    wires: [Arc<Mutex<Wire>>; 2],
-    guest: Guest,
+pub(crate) struct Move {
+    pub(crate) pool: SimulatedPool,
+    pub(crate) frontend: TestFrontend<SimulatedMemory>,
+    pub(crate) backends: [TestBackend<SimulatedMemory>; 2],
+    pub(crate) wires: [Arc<Mutex<Wire>>; 2],
+    pub(crate) guest: Guest,
     /// The memory in the pool that is leased to the guest.
-    ram_area: Option<Area>,
+    pub(crate) ram_area: Option<Area>,
 }
 
 impl Move {
-    fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         let pool = SimulatedPool::new(seed, POOL_BYTES);
         let here = pool.host(HostId::new(1));
         let (guest, ram_area) = Guest::of_seed(seed, &here, 128);
@@ -179,21 +179,21 @@ impl Move {
         this
     }
 
-    fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         let [first, second] = &mut self.backends;
         settle(&mut [&mut self.frontend, first, second]);
         assert_eq!(self.pool.faults(), Faults::default());
     }
 
     /// What the controller says to move the instance while both NICs work.
-    fn graceful(&mut self) {
+    pub(crate) fn graceful(&mut self) {
         self.register(1, 2, Active);
         self.register(0, 1, Draining);
         self.offer(Some(route(1, 1)));
     }
 
     /// Registers the instance at a backend.
-    fn register(&mut self, backend: usize, generation: u16, state: RegistrationState) {
+    pub(crate) fn register(&mut self, backend: usize, generation: u16, state: RegistrationState) {
         let channel = u32::try_from(backend).expect("two") + 1;
         let registration = registration(1, channel, generation, state, area(8, 8));
         let ram_area = self.ram_area;
@@ -201,23 +201,23 @@ impl Move {
     }
 
     /// Has the frontend send by the second NIC, once the one that drains is done.
-    fn offer(&mut self, draining: Option<Route>) {
+    pub(crate) fn offer(&mut self, draining: Option<Route>) {
         let port = port(1, area(8, 8), route(2, 2), Some(route(1, 2)));
         self.frontend.apply(Object::Port(PortObject { draining, ram_area: self.ram_area, ..port }));
     }
 
     /// Offers a packet that is long enough to stay in the pool where it lies there.
-    fn send(&mut self, number: u32) {
+    pub(crate) fn send(&mut self, number: u32) {
         assert!(self.guest.send(&[0; 12], &frame(number, 600)));
     }
 
     /// So many packets stayed where they were, if they lie in the pool.
-    fn lent(&self, count: u64) {
+    pub(crate) fn lent(&self, count: u64) {
         assert_eq!(self.frontend.book.zero_copy(), if self.ram_area.is_some() { count } else { 0 });
     }
 
     /// The numbers of the frames that a NIC sent, announcements left out.
-    fn sent(&self, nic: usize) -> Vec<u32> {
+    pub(crate) fn sent(&self, nic: usize) -> Vec<u32> {
         let wire = self.wires[nic].lock().unwrap();
         let frames = wire.frames.iter().filter(|frame| frame[12..14] == [0x88, 0xb5]);
         frames.map(|frame| u32::from_le_bytes(frame[14..18].try_into().expect("four bytes"))).collect()

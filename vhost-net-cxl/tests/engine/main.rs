@@ -21,6 +21,7 @@ mod live_migration;
 mod logging;
 mod many;
 mod misled;
+mod moving;
 mod omissions;
 mod pacing;
 mod pod;

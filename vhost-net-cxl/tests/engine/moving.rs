@@ -1,0 +1,116 @@
+//! What arrives while an instance moves from one working NIC to another, and both may deliver to it.
+
+use pod_protocol::objects::RegistrationState;
+
+use crate::echo::{BUFFER_BYTES, QUEUE_SIZE, frame};
+use crate::failover::Move;
+use crate::pod::{mac, route};
+use RegistrationState::{Active, Draining, Standby};
+
+impl Move {
+    /// A frame arrives at a NIC.
+    fn arrive(&self, nic: usize, frame: &[u8]) {
+        let packet = [&[0; 12][..], frame].concat();
+        self.wires[nic].lock().expect("unpoisoned").arriving.push_back(packet);
+    }
+
+    /// The numbers of the frames that the guest has got since it was looked at last.
+    fn heard(&mut self) -> Vec<u32> {
+        let frames = self.guest.received(BUFFER_BYTES).into_iter();
+        frames.map(|(_, frame)| u32::from_le_bytes(frame[14..18].try_into().expect("four bytes"))).collect()
+    }
+}
+
+/// A frame to all, from a stranger.
+fn broadcast(number: u32) -> Vec<u8> {
+    let mut frame = frame(number, 200);
+    frame[..6].fill(0xff);
+    frame[6..12].copy_from_slice(&mac(9).bytes());
+    frame
+}
+
+/// A frame to the guest.
+fn unicast(number: u32) -> Vec<u8> {
+    let mut frame = broadcast(number);
+    frame[..6].copy_from_slice(&mac(1).bytes());
+    frame
+}
+
+/// Who is told of the move.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Told {
+    NewNic,
+    OldNic,
+    Frontend,
+}
+
+const ORDERS: [[Told; 3]; 3] = [
+    [Told::NewNic, Told::OldNic, Told::Frontend],
+    [Told::NewNic, Told::Frontend, Told::OldNic],
+    [Told::Frontend, Told::NewNic, Told::OldNic],
+];
+
+fn tell(moving: &mut Move, whom: Told) {
+    match whom {
+        Told::NewNic => moving.register(1, 2, Active),
+        Told::OldNic => moving.register(0, 1, Draining),
+        Told::Frontend => moving.offer(Some(route(1, 1))),
+    }
+}
+
+#[test]
+fn a_flooded_frame_arrives_once_throughout_a_move() {
+    for order in ORDERS {
+        for first in [0, 1] {
+            let mut moving = Move::new(0);
+            moving.guest.post(QUEUE_SIZE, BUFFER_BYTES);
+            let mut number = 0;
+            let mut flood = |moving: &mut Move, when: &str| {
+                // Some at a time, the one of each NIC behind the other's or both at once.
+                for together in [false, true] {
+                    let numbers = [number, number + 1, number + 2];
+                    number += 3;
+                    for nic in [first, 1 - first] {
+                        numbers.iter().for_each(|it| moving.arrive(nic, &broadcast(*it)));
+                        if !together {
+                            moving.settle();
+                        }
+                    }
+                    moving.settle();
+                    assert_eq!(moving.heard(), numbers, "{when}, {order:?}, first {first}, {together}");
+                }
+            };
+            flood(&mut moving, "before");
+            for whom in order {
+                tell(&mut moving, whom);
+                flood(&mut moving, &format!("once {whom:?} knows"));
+            }
+            moving.offer(None);
+            flood(&mut moving, "without a NIC that drains");
+            moving.register(0, 2, Standby);
+            flood(&mut moving, "afterwards");
+            let drops = moving.frontend.lease(1).drops;
+            assert!(
+                drops.keys().all(|reason| ["doubled", "stale-generation"].contains(&reason.as_str())),
+                "{drops:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_frame_that_is_said_twice_is_heard_twice_in_a_move() {
+    let mut moving = Move::new(0);
+    moving.guest.post(QUEUE_SIZE, BUFFER_BYTES);
+    tell(&mut moving, Told::NewNic);
+    for nic in [0, 1, 0, 1] {
+        moving.arrive(nic, &broadcast(7));
+    }
+    moving.settle();
+    assert_eq!(moving.heard(), [7, 7]);
+    // What is for it alone comes over one NIC only.
+    moving.arrive(0, &unicast(8));
+    moving.arrive(1, &unicast(8));
+    moving.settle();
+    assert_eq!(moving.heard(), [8, 8]);
+}
