@@ -90,18 +90,20 @@ mod tests {
 
     #[test]
     fn vcpus_that_neither_can_hold_run_freely_and_queues_are_held() {
-        let own = std::process::id();
+        // Its monitor is silent each time the groups' actuator asks for threads.
+        let (own, mut speaks) = (std::process::id(), true);
         let qemu = Qemu::start(move |_, _| {
-            Some(format!(
-                r#"{{"return": [{{"thread-id": {own}, "qom-path": "/a", "cpu-index": 0, "target": "x86_64"}}]}}"#
-            ))
+            speaks = !speaks;
+            speaks.then(|| {
+                let vcpu =
+                    format!(r#""thread-id": {own}, "qom-path": "/a", "cpu-index": 0, "target": "x86_64""#);
+                format!(r#"{{"return": [{{{vcpu}}}]}}"#)
+            })
         });
-        let mut machine = RunningVm::of_this_process(qemu.path.clone());
-        // One that is in no group.
-        machine.process.pid = u32::MAX;
+        let machine = RunningVm::of_this_process(qemu.path.clone());
         let choice = choose(&machine, None, Share::Fair).unwrap();
         assert!(!choice.actuator.holds() && choice.actuator.name() == "pacing");
-        for why in ["run freely", "Shim: ", "without the shim", "cgroup: ", "/proc/4294967295/cgroup"] {
+        for why in ["run freely", "Shim: ", "without the shim", "cgroup: "] {
             assert!(choice.reason.contains(why), "{why}: {}", choice.reason);
         }
         let Err(error) = choose(&machine, None, Share::Percent(50.0)) else { panic!("nothing holds it") };
