@@ -84,10 +84,10 @@ impl<M: Memory> Backend<M> {
         let Some(registration) = &self.ports[place].registrations[index.get()] else { return };
         let area = registration.object.tx_area;
         if registration.object.channel != self.channels[channel].object().id {
-            for _ in messages() {
-                registration.counters.count_drop(DropReason::OutsideArea);
-            }
-            return refuse(&mut self.channels[channel], Status::Dropped);
+            // It is another host that names this lease: no fault of the instance.
+            let end = &mut self.channels[channel];
+            end.counters().strays.add(run.len() as u64);
+            return refuse(end, Status::Dropped);
         }
         if registration.object.has_other_rails && (registration.closed || !self.ports[place].is_able()) {
             if let Some(registration) = &mut self.ports[place].registrations[index.get()] {

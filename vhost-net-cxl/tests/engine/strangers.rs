@@ -187,7 +187,9 @@ fn a_frontend_speaks_for_the_instances_of_its_own_host_alone() {
     scene.register(registered(1, 1, 5, Active));
     scene.send(1, 1, 5, 0);
     assert_eq!(scene.answers(1), [(0, Status::Dropped)]);
-    assert_eq!(scene.backend.lease(1).drops, [("outside-area".to_owned(), 1)].into());
+    assert_eq!(scene.backend.lease(1).drops, [].into(), "it is no fault of the instance");
+    let strays = scene.backend.channels.telemetry().into_iter().map(|it| (it.channel.get(), it.strays));
+    assert_eq!(strays.collect::<Vec<_>>(), [(1, 0), (2, 1)]);
     assert!(scene.sent().1.is_empty());
     scene.send(0, 1, 5, 1);
     assert_eq!(scene.answers(0), [(1, Status::Sent)]);
