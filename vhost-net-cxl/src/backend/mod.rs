@@ -23,6 +23,7 @@ mod steered;
 pub mod switch;
 mod tagging;
 mod told;
+mod waking;
 mod wire;
 
 use std::collections::HashMap;
@@ -45,6 +46,7 @@ use self::port::Port;
 use self::registration::Registration;
 pub use self::registration::RegistrationIndex;
 use self::told::Told;
+use self::waking::Waking;
 use crate::channel_end::{ChannelEnd, MESSAGES_PER_LOOK};
 use crate::counters::{LeaseBook, NicCounters};
 use crate::id_hash::IdHash;
@@ -88,6 +90,7 @@ pub struct Backend<M: Memory> {
     channels: Vec<ChannelEnd<M>>,
     /// Which registrations a lease has, as indices of ports and registrations.
     leases: HashMap<LeaseId, Vec<(usize, RegistrationIndex)>, IdHash>,
+    waking: Waking,
     told: Told,
     too_early: TooEarly,
     /// Drivers accept something else than the NICs were told, and when those were told last because of that.
@@ -131,6 +134,7 @@ impl<M: Memory> Backend<M> {
             ports,
             channels: Vec::new(),
             leases: HashMap::default(),
+            waking: Waking::default(),
             told: Told::default(),
             too_early: TooEarly::default(),
             offloads_changed: false,
@@ -194,6 +198,7 @@ impl<M: Memory> Task for Backend<M> {
     type Message = Order;
 
     fn message(&mut self, order: Order, sources: &mut Sources) {
+        self.waking.watch(sources);
         match order {
             Order::Apply(object, reply) => reply.send(self.apply(*object, Some(sources))),
             Order::Remove(id, reply) => {
@@ -230,17 +235,15 @@ impl<M: Memory> Task for Backend<M> {
         if busy { Progress::Busy } else { Progress::Idle }
     }
 
-    fn ready(&mut self, _token: Token) {
+    fn ready(&mut self, token: Token) {
         // Every turn looks at every NIC.
+        self.waking.ready(token);
     }
 
     fn prepare_sleep(&mut self) -> bool {
-        let waits = self
-            .ports
-            .iter()
-            .all(|port| port.backlog.is_empty() && !port.nic.has_work() && !port.announces());
+        let waits = !self.ports.iter().any(|port| port.nic.has_work());
         // They are told after a moment.
-        let waits = waits && !self.offloads_changed;
+        let waits = waits && !self.offloads_changed && self.is_woken_for_what_waits();
         // Every channel announces, also when one has news: the resume that follows withdraws all of them.
         let mut quiet = true;
         for channel in &mut self.channels {

@@ -18,6 +18,7 @@ mod netlink;
 pub mod null;
 mod open;
 pub mod reopen;
+mod room;
 pub mod statistics;
 pub mod tap;
 mod window;
@@ -339,6 +340,12 @@ pub trait Nic: Send {
 
     /// Whether frames may still be delivered or sent without a descriptor becoming readable.
     fn has_work(&self) -> bool {
+        false
+    }
+
+    /// Whether a descriptor becomes readable once it takes packets again that was full when it was given some last. Asked before everybody
+    /// sleeps; whoever does not tell is asked again all the time.
+    fn tells_of_room(&mut self) -> bool {
         false
     }
 

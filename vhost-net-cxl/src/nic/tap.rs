@@ -15,6 +15,7 @@ use cxl_pool::Pool;
 
 use super::carrier::{CarrierWatch, find};
 use super::netlink::Netlink;
+use super::room::RoomWatch;
 use super::window::Window;
 use super::{Batch, Identity, LinkState, Nic, NicConfig, NicError, OnLinkChange, Piece};
 use crate::backend::receive_buffers::{BUFFER_BYTES, BufferIndex, PIECES_MAX, ReceiveBuffers};
@@ -38,6 +39,11 @@ pub struct TapNic {
     staged: Vec<BufferIndex>,
     offloads: Option<Offloads>,
     errors: u64,
+    /// Tells when it has room again, and does so now.
+    room: RoomWatch,
+    watches_room: bool,
+    /// It had no room for the packet that it was given last.
+    full: bool,
     /// Since when the kernel has said that the device is down, and taken nothing.
     down_since: Option<Instant>,
 }
@@ -60,6 +66,8 @@ impl TapNic {
         if let Some(bytes) = config.send_buffer_bytes {
             limit_sending(nic, &file, bytes)?;
         }
+        let room = RoomWatch::new(&file)
+            .map_err(|source| system(nic, "watch its TAP device for room", "", source))?;
         let index = find(&mut netlink, nic, interface)?.index;
         netlink.set_up(index).map_err(|source| {
             system(nic, "set its interface up", "; run as root or with CAP_NET_ADMIN", source)
@@ -92,6 +100,9 @@ impl TapNic {
             staged: Vec::with_capacity(PIECES_MAX),
             offloads: None,
             errors: 0,
+            room,
+            watches_room: false,
+            full: false,
             down_since: None,
         };
         // Kernels before 6.2 know nothing of large UDP, and refuse what they do not know.
@@ -114,6 +125,7 @@ impl TapNic {
                     _ => libc::syscall(libc::SYS_writev, descriptor, parts.as_ptr(), parts.len()),
                 }
             };
+            self.full = false;
             if written >= 0 {
                 self.down_since = None;
                 return Ok(true);
@@ -122,7 +134,10 @@ impl TapNic {
             match error.raw_os_error() {
                 Some(libc::EINTR) => {}
                 // Full for now: no memory or no room in the socket's buffer.
-                Some(libc::EAGAIN | libc::ENOBUFS) => return Ok(false),
+                Some(libc::EAGAIN | libc::ENOBUFS) => {
+                    self.full = true;
+                    return Ok(false);
+                }
                 // The device is down, and the watch is about to say so: packets wait for that as for any link. Should it never say
                 // so, they are lost as on any link that is down for long. Otherwise the backend would try again and again for ever.
                 Some(libc::EIO)
@@ -163,7 +178,7 @@ impl Nic for TapNic {
     }
 
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
-        vec![self.file.as_fd()]
+        vec![self.file.as_fd(), self.room.descriptor()]
     }
 
     fn set_receiver_offloads(&mut self, offloads: Offloads) -> Result<(), NicError> {
@@ -193,6 +208,10 @@ impl Nic for TapNic {
     }
 
     fn receive(&mut self, buffers: &mut ReceiveBuffers, batch: &mut Batch) -> Result<(), NicError> {
+        // Once in each turn: what waits for room has been sent, or is gone.
+        if std::mem::take(&mut self.watches_room) {
+            self.room.forget(&self.file);
+        }
         while !batch.is_full() {
             while self.staged.len() < PIECES_MAX {
                 // Without room for the longest frame nothing is read, since the kernel would cut it off. The frames
@@ -257,6 +276,11 @@ impl Nic for TapNic {
         let part =
             |bytes: &[u8]| libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
         self.write(&[part(&header), part(frame)])
+    }
+
+    fn tells_of_room(&mut self) -> bool {
+        self.watches_room = self.full && self.room.watch(&self.file);
+        self.watches_room
     }
 
     fn errors(&self) -> u64 {

@@ -31,6 +31,7 @@ mod rails;
 mod recording;
 mod room;
 mod sharing;
+mod sleeping;
 mod steering;
 mod stopped;
 mod strangers;
