@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use crate::support::{Pod, on_etcd, until, vm};
-use pod_api::{DeviceAnswer, Volume};
+use pod_api::{DeviceAnswer, NicLimit, NicPolicy, Volume, VolumeQos};
 
 fn podctl(pod: &Pod, arguments: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_podctl"));
@@ -231,8 +231,72 @@ fn labels_that_many_change_at_once_are_all_there() {
     assert!(!late.status.success() && said.contains("has changed since you looked"), "{said}");
 }
 
+#[test]
+fn of_nics_and_volumes_changes_what_is_said_whoever_else_changes_something() {
+    let pod = Pod::demo();
+    said(&pod, "volumes create vol0 --size 4M");
+    pod.client().create_instance(&vm("vm1", &["vol0"]), Duration::from_secs(30)).expect("created");
+    said(&pod, "instances nic-policy vm1 --vlan 10 --address 10.0.0.2");
+    said(&pod, "instances nic-policy vm1 --send 125M");
+    let policy = || pod.client().instance("vm1").expect("it is there").nics.remove(0).policy;
+    let address = "10.0.0.2".parse().expect("an address");
+    let transmit = NicLimit { bytes_per_second: Some(125 << 20), ..NicLimit::default() };
+    let mut expected =
+        NicPolicy { transmit, receive: NicLimit::default(), addresses: vec![address], vlan: Some(10) };
+    assert_eq!(policy(), expected);
+
+    // All at once, and each knows of one thing only.
+    let all = [
+        "instances nic-policy vm1 --send-packets 1000",
+        "instances nic-policy vm1 --send-minimum 1M",
+        "instances nic-policy vm1 --receive 10M",
+        "instances nic-policy vm1 --receive-packets 2000",
+        "instances nic-policy vm1 --vlan none",
+        "volumes qos vol0 --iops 5000",
+        "volumes qos vol0 --bandwidth 200M",
+        "volumes qos vol0 --minimum-iops 100",
+        "volumes qos vol0 --minimum-bandwidth 5M",
+    ];
+    let start = |line: &&str| podctl(&pod, line).stdout(Stdio::null()).spawn().expect("podctl starts");
+    let writers: Vec<_> = all.iter().map(start).collect();
+    for mut writer in writers {
+        assert!(writer.wait().expect("it ends").success());
+    }
+    expected.transmit.packets_per_second = Some(1000);
+    expected.transmit.minimum_bytes_per_second = Some(1 << 20);
+    expected.receive.bytes_per_second = Some(10 << 20);
+    expected.receive.packets_per_second = Some(2000);
+    expected.vlan = None;
+    assert_eq!(policy(), expected);
+    let qos = VolumeQos {
+        iops: Some(5000),
+        bytes_per_second: Some(200 << 20),
+        minimum_iops: Some(100),
+        minimum_bytes_per_second: Some(5 << 20),
+        ..VolumeQos::default()
+    };
+    let volume = pod.client().volume("vol0").expect("it is there");
+    assert_eq!(volume.qos, qos);
+
+    // What is only tried, or means what is not there any more, changes nothing; nor does what says nothing.
+    said(&pod, "--dry-run volumes qos vol0 --iops none");
+    said(&pod, "volumes label vol0 --merge a=b");
+    let late = format!("volumes qos vol0 --iops none --if-version {}", volume.resource_version);
+    for refused in
+        [late.as_str(), "volumes qos vol0", "instances nic-policy vm1", "volumes qos vol9 --iops 1"]
+    {
+        assert!(!run(&pod, refused).status.success(), "{refused}");
+    }
+    assert_eq!(pod.client().volume("vol0").expect("it is there").qos, qos);
+    said(&pod, "volumes qos vol0 --anew --burst-ms 50");
+    let burst = VolumeQos { burst_ms: 50, ..VolumeQos::default() };
+    assert_eq!(pod.client().volume("vol0").expect("it is there").qos, burst);
+    assert_eq!(policy(), expected);
+}
+
 on_etcd!(
     every_form_of_output_says_the_same,
     labels_that_many_change_at_once_are_all_there,
     load_is_shown_and_what_only_looks_is_watched,
+    of_nics_and_volumes_changes_what_is_said_whoever_else_changes_something,
 );

@@ -11,10 +11,10 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use pod_api::Event;
 use pod_api::client::{CONTROLLER, Credentials, LabelChanges, Server};
 
-pub(crate) use self::instances::{AttachDevice, Instances, Types};
+pub(crate) use self::instances::{AttachDevice, Instances, NicChanges, Types};
 pub(crate) use self::lists::{DevicesAsked, Fields, HostsAsked, InstancesAsked, VolumesAsked};
 pub(crate) use self::mchannels::Mchannels;
-pub(crate) use self::volumes::Volumes;
+pub(crate) use self::volumes::{QosChanges, Volumes};
 
 /// Under which heading of the help there is what every command takes.
 const EVERY_COMMAND: &str = "Options of every command";

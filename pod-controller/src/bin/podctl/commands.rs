@@ -4,7 +4,7 @@ use std::time::Duration;
 use pod_api::client::Client;
 use pod_api::{
     AddReplica, ByteSize, ChangeVolume, CreateInstance, CreateVolume, DeviceAnswer, InstanceTypeSpec, Labels,
-    NicLimit, NicPolicy, Stripes, VolumeGroups, VolumeQos,
+    Stripes, VolumeGroups,
 };
 
 use crate::Failure;
@@ -13,7 +13,7 @@ use crate::arguments::{
     Types, Volumes,
 };
 use crate::show::{done, show};
-use crate::{balance, completion, doctor, hotplug, map, mchannels, output, table, token, top, watch};
+use crate::{balance, completion, doctor, hotplug, map, mchannels, output, said, table, token, top, watch};
 
 /// How many events are shown of those that happened already, unless told.
 const EVENTS_SHOWN: usize = 50;
@@ -58,8 +58,8 @@ fn carry_out(client: &Client, arguments: &Arguments, out: Out<'_>) -> Result<(),
         Command::Doctor { config } => doctor::run(config, format, out),
         Command::Hosts(command) => hosts(client, command, format, out),
         Command::Devices(command) => devices(client, command, format, out),
-        Command::Volumes(command) => volumes(client, command, format, out),
-        Command::Instances(command) => instances(client, command, format, out),
+        Command::Volumes(command) => volumes(client, command, arguments, out),
+        Command::Instances(command) => instances(client, command, arguments, out),
         Command::Types(command) => types(client, command, format, out),
         Command::Mchannels(command) => mchannels::run(client, command, format, out),
         Command::Explain(Explain::Instance { name }) => {
@@ -177,7 +177,8 @@ fn devices(client: &Client, command: &Devices, format: Output, out: Out<'_>) -> 
     }
 }
 
-fn volumes(client: &Client, command: &Volumes, format: Output, out: Out<'_>) -> Result<(), Failure> {
+fn volumes(client: &Client, command: &Volumes, arguments: &Arguments, out: Out<'_>) -> Result<(), Failure> {
+    let (format, meant) = (arguments.output, arguments.if_version.as_deref());
     match command {
         Volumes::List(asked) => {
             let volumes = client.volumes_with(&borrowed(&asked.fields()))?;
@@ -245,16 +246,8 @@ fn volumes(client: &Client, command: &Volumes, format: Output, out: Out<'_>) -> 
             let (host, ssd) = device.split_once('/').unwrap_or((device, ""));
             show(out, format, &client.remove_replica(name, host, ssd)?, output::volume)
         }
-        Volumes::Qos { name, iops, bandwidth, burst_ms, minimum_iops, minimum_bandwidth } => {
-            let qos = VolumeQos {
-                iops: *iops,
-                bytes_per_second: bandwidth.map(ByteSize::get),
-                burst_ms: *burst_ms,
-                minimum_iops: *minimum_iops,
-                minimum_bytes_per_second: minimum_bandwidth.map(ByteSize::get),
-            };
-            let request = ChangeVolume { qos: Some(qos), ..ChangeVolume::default() };
-            show(out, format, &client.change_volume(name, &request)?, output::volume)
+        Volumes::Qos(changes) => {
+            show(out, format, &said::change_qos(client, changes, meant)?, output::volume)
         }
         Volumes::Group { name, apart, together } => {
             let groups = VolumeGroups { apart: apart.clone(), together: together.clone() };
@@ -272,7 +265,13 @@ fn volumes(client: &Client, command: &Volumes, format: Output, out: Out<'_>) -> 
     }
 }
 
-fn instances(client: &Client, command: &Instances, format: Output, out: Out<'_>) -> Result<(), Failure> {
+fn instances(
+    client: &Client,
+    command: &Instances,
+    arguments: &Arguments,
+    out: Out<'_>,
+) -> Result<(), Failure> {
+    let (format, meant) = (arguments.output, arguments.if_version.as_deref());
     match command {
         Instances::List(asked) => {
             let instances = client.instances_with(&borrowed(&asked.fields()))?;
@@ -313,32 +312,9 @@ fn instances(client: &Client, command: &Instances, format: Output, out: Out<'_>)
             client.answer_device(name, device, &answer)?;
             done(client, out, format, ("device", device), ("is answered for", "would be answered for"))
         }
-        Instances::NicPolicy {
-            name,
-            nic,
-            send,
-            send_packets,
-            receive,
-            receive_packets,
-            send_minimum,
-            receive_minimum,
-            burst_ms,
-            addresses,
-            vlan,
-        } => {
-            let limit = |bytes: Option<ByteSize>, packets: Option<u64>, minimum: Option<ByteSize>| NicLimit {
-                bytes_per_second: bytes.map(ByteSize::get),
-                packets_per_second: packets,
-                burst_ms: *burst_ms,
-                minimum_bytes_per_second: minimum.map(ByteSize::get),
-            };
-            let policy = NicPolicy {
-                transmit: limit(*send, *send_packets, *send_minimum),
-                receive: limit(*receive, *receive_packets, *receive_minimum),
-                addresses: addresses.clone(),
-                vlan: *vlan,
-            };
-            client.change_nic(name, nic, &policy)?;
+        Instances::NicPolicy(changes) => {
+            said::change_nic(client, changes, meant)?;
+            let name = &changes.name;
             done(client, out, format, ("instance", name), ("has a new policy", "would have a new policy"))
         }
         Instances::MigrateNic { name, nic, to } => {

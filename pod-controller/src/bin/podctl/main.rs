@@ -11,6 +11,7 @@ mod hotplug;
 mod map;
 mod mchannels;
 mod output;
+mod said;
 mod show;
 mod table;
 mod token;

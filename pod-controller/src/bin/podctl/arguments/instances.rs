@@ -6,6 +6,7 @@ use clap::{Args, Subcommand};
 use pod_api::{ByteSize, NicRequest};
 
 use super::{InstancesAsked, Label, parse_label};
+use crate::said::Said;
 
 #[derive(Subcommand)]
 pub(crate) enum Instances {
@@ -25,46 +26,17 @@ pub(crate) enum Instances {
     ///     podctl instances create vm3 --host h1 --nic --volume vol3 --ram 2G
     #[command(verbatim_doc_comment)]
     Create(CreateInstance),
-    /// Say anew what an instance may do with its NIC; what is left out is without limit
+    /// Change what an instance may do with its NIC; what is not said stays as it is
+    ///
+    /// With `none` in place of a value there is no such limit, minimum, address or VLAN any more.
     ///
     /// Examples:
     ///     podctl instances nic-policy vm1 --send 125M --receive 125M --address 10.0.0.2
     ///     podctl instances nic-policy vm1 --send-minimum 50M --receive-minimum 50M
+    ///     podctl instances nic-policy vm1 --send none --vlan none
+    ///     podctl instances nic-policy vm1 --anew
     #[command(verbatim_doc_comment)]
-    NicPolicy {
-        /// The instance's name
-        name: String,
-        /// Which NIC of it
-        #[arg(long, value_name = "NAME", default_value = "net0")]
-        nic: String,
-        /// Bytes that it may send per second, such as 125M
-        #[arg(long, value_name = "BYTES")]
-        send: Option<ByteSize>,
-        /// Packets that it may send per second
-        #[arg(long, value_name = "COUNT")]
-        send_packets: Option<u64>,
-        /// Bytes that it may receive per second
-        #[arg(long, value_name = "BYTES")]
-        receive: Option<ByteSize>,
-        /// Packets that it may receive per second
-        #[arg(long, value_name = "COUNT")]
-        receive_packets: Option<u64>,
-        /// Bytes that it sends per second before others do, where the NIC is the bottleneck
-        #[arg(long, value_name = "BYTES")]
-        send_minimum: Option<ByteSize>,
-        /// Bytes that it receives per second before others do, where the way to it is the bottleneck
-        #[arg(long, value_name = "BYTES")]
-        receive_minimum: Option<ByteSize>,
-        /// Of how many milliseconds the share may be saved up
-        #[arg(long, value_name = "MS", default_value_t = 100)]
-        burst_ms: u32,
-        /// An IPv4 or IPv6 address that it may use; again for more, and without any, it may use all
-        #[arg(long = "address", value_name = "ADDRESS")]
-        addresses: Vec<std::net::IpAddr>,
-        /// The VLAN that it is in, 1 to 4094: it sends and receives without tags, its NIC with them
-        #[arg(long, value_name = "NUMBER")]
-        vlan: Option<u16>,
-    },
+    NicPolicy(NicChanges),
     /// Move a NIC of an instance to another device while both work: nothing is lost
     ///
     /// Example: podctl instances migrate-nic vm1 --to h3/nic1
@@ -265,6 +237,48 @@ pub(crate) struct CreateInstance {
     /// A label to find it by; again for more
     #[arg(long = "label", value_name = "NAME=VALUE", value_parser = parse_label)]
     pub(crate) labels: Vec<(String, String)>,
+}
+
+/// What changes of what an instance may do with its NIC.
+#[derive(Args)]
+pub(crate) struct NicChanges {
+    /// The instance's name
+    pub(crate) name: String,
+    /// Which NIC of it
+    #[arg(long, value_name = "NAME", default_value = "net0")]
+    pub(crate) nic: String,
+    /// Bytes that it may send per second, such as 125M
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) send: Option<Said<ByteSize>>,
+    /// Packets that it may send per second
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) send_packets: Option<Said<u64>>,
+    /// Bytes that it may receive per second
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) receive: Option<Said<ByteSize>>,
+    /// Packets that it may receive per second
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) receive_packets: Option<Said<u64>>,
+    /// Bytes that it sends per second before others do, where the NIC is the bottleneck
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) send_minimum: Option<Said<ByteSize>>,
+    /// Bytes that it receives per second before others do, where the way to it is the bottleneck
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) receive_minimum: Option<Said<ByteSize>>,
+    /// Of how many milliseconds the share may be saved up, each way; 100 unless said
+    #[arg(long, value_name = "MS")]
+    pub(crate) burst_ms: Option<u32>,
+    /// An IPv4 or IPv6 address that it may use, and no others than are said now; again for more
+    ///
+    /// With none, it may use all.
+    #[arg(long = "address", value_name = "ADDRESS")]
+    pub(crate) addresses: Vec<Said<std::net::IpAddr>>,
+    /// The VLAN that it is in, 1 to 4094: it sends and receives without tags, its NIC with them
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) vlan: Option<Said<u16>>,
+    /// Only what is said now counts, and the rest is without limit
+    #[arg(long)]
+    pub(crate) anew: bool,
 }
 
 #[derive(Args)]

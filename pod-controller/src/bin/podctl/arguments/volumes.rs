@@ -1,9 +1,10 @@
 //! `podctl volumes`.
 
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 use pod_api::ByteSize;
 
 use super::{Label, VolumesAsked, parse_label};
+use crate::said::Said;
 
 #[derive(Subcommand)]
 pub(crate) enum Volumes {
@@ -107,32 +108,17 @@ pub(crate) enum Volumes {
         #[arg(long, value_name = "HOST/NAME")]
         device: String,
     },
-    /// Say how much of its SSD a volume may use; what is left out has no limit
+    /// Change how much of its SSD a volume may use; what is not said stays as it is
+    ///
+    /// With `none` in place of a number there is no such limit or minimum any more.
     ///
     /// Examples:
     ///     podctl volumes qos vol0 --iops 5000 --bandwidth 200M --burst-ms 500
     ///     podctl volumes qos vol0 --minimum-iops 1000 --minimum-bandwidth 50M
-    ///     podctl volumes qos vol0
+    ///     podctl volumes qos vol0 --iops none
+    ///     podctl volumes qos vol0 --anew
     #[command(verbatim_doc_comment)]
-    Qos {
-        /// Its name
-        name: String,
-        /// Requests per second at most
-        #[arg(long)]
-        iops: Option<u64>,
-        /// Bytes per second at most: a number, or with K, M, G or T
-        #[arg(long)]
-        bandwidth: Option<ByteSize>,
-        /// Of how many milliseconds the share may be saved up and used at once
-        #[arg(long, default_value = "100")]
-        burst_ms: u32,
-        /// Requests per second for which it comes before others, where the SSD is the bottleneck
-        #[arg(long)]
-        minimum_iops: Option<u64>,
-        /// Bytes per second for which it comes before others, where the SSD is the bottleneck
-        #[arg(long)]
-        minimum_bandwidth: Option<ByteSize>,
-    },
+    Qos(QosChanges),
     /// Say anew in which groups a volume is; what is left out, it is in none of. It stays where it lies
     ///
     /// Examples:
@@ -170,4 +156,29 @@ pub(crate) enum Volumes {
         /// Its name
         name: String,
     },
+}
+
+/// What changes of how much of its SSD a volume may use.
+#[derive(Args)]
+pub(crate) struct QosChanges {
+    /// Its name
+    pub(crate) name: String,
+    /// Requests per second at most
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) iops: Option<Said<u64>>,
+    /// Bytes per second at most: a number, or with K, M, G or T
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) bandwidth: Option<Said<ByteSize>>,
+    /// Of how many milliseconds the share may be saved up and used at once; 100 unless said
+    #[arg(long, value_name = "MS")]
+    pub(crate) burst_ms: Option<u32>,
+    /// Requests per second for which it comes before others, where the SSD is the bottleneck
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) minimum_iops: Option<Said<u64>>,
+    /// Bytes per second for which it comes before others, where the SSD is the bottleneck
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) minimum_bandwidth: Option<Said<ByteSize>>,
+    /// Only what is said now counts, and the rest has no limit and no minimum
+    #[arg(long)]
+    pub(crate) anew: bool,
 }
