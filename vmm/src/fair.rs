@@ -19,7 +19,7 @@ use vmm::RunningVm;
 use vmm::slicing::{self, Choice, Counter, Duty, GuestRam, HOLDS_FOR, RunTimes, VcpuThreads, WakeUp, Watch};
 
 use crate::print;
-use crate::slice::{Slice, chosen, table};
+use crate::slice::{Slice, chosen, table, until_it_begins};
 use crate::uncounted::Uncounted;
 
 /// When in a K a report goes out.
@@ -43,13 +43,29 @@ const SAME: f64 = 0.002;
 
 /// Holds the vCPUs until it is told to stop, or the machine ends.
 pub(crate) fn hold(asked: &Slice, machine: &RunningVm, stop: &StopSignal) -> Result<()> {
+    let Some(mut agent) =
+        until_it_begins(stop, || asked.wait && machine.process.runs(), || begin(asked, machine))?
+    else {
+        return Ok(());
+    };
+    let limit = asked.seconds.map(Duration::from_secs);
+    let ended = agent.run(stop, limit);
+    let usage = agent.choice.actuator.usage();
+    // Whatever happened, they run freely again, and nothing is counted.
+    drop(agent);
+    print(&table(&usage?))?;
+    ended
+}
+
+/// Begins with what is asked for and there.
+fn begin<'a>(asked: &Slice, machine: &'a RunningVm) -> Result<Agent<'a>> {
     let resctrl = slicing::Resctrl::open(&asked.resctrl)?;
     let config = HostConfig::load(&asked.config)?;
     let run = config.run_directory();
     let roles = [Role::BlkFrontend, Role::NetFrontend];
     let sockets = roles.map(|role| run.vcpu_socket(EndpointId::new(config.host.id, role))).to_vec();
     // Each frontend would take another agent.
-    let _alone = LockFile::acquire(&run.vcpu_lock(&machine.name))
+    let alone = LockFile::acquire(&run.vcpu_lock(&machine.name))
         .with_context(|| format!("nobody else may hold the vCPUs of {}: end that first", machine.name))?;
     let choice = slicing::choose(machine, asked.actuator, asked.share)?;
     let holds = choice.actuator.holds();
@@ -65,7 +81,7 @@ pub(crate) fn hold(asked: &Slice, machine: &RunningVm, stop: &StopSignal) -> Res
         asked.resctrl.display()
     ))?;
     let now = Instant::now();
-    let mut agent = Agent {
+    Ok(Agent {
         machine,
         sockets,
         choice,
@@ -94,14 +110,8 @@ pub(crate) fn hold(asked: &Slice, machine: &RunningVm, stop: &StopSignal) -> Res
         counted_at: now,
         told: false,
         threads,
-    };
-    let limit = asked.seconds.map(Duration::from_secs);
-    let ended = agent.run(stop, limit);
-    let usage = agent.choice.actuator.usage();
-    // Whatever happened, they run freely again, and nothing is counted.
-    drop(agent);
-    print(&table(&usage?))?;
-    ended
+        _alone: alone,
+    })
 }
 
 /// Sees that the machine has memory in the pool. Returns who looks whether all of it lies there, unless that was said already.
@@ -194,6 +204,7 @@ struct Agent<'a> {
     /// When the processor had an answer last, and whether it was told of that it has none.
     counted_at: Instant,
     told: bool,
+    _alone: LockFile,
 }
 
 impl Agent<'_> {

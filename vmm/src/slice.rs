@@ -14,6 +14,8 @@ use crate::{fair, print};
 
 /// How often a machine is looked for that does not run yet.
 const LOOK_FOR_MACHINE: Duration = Duration::from_millis(500);
+/// How often what was missing is tried again.
+const TRY_AGAIN: Duration = Duration::from_secs(2);
 
 #[derive(Args)]
 pub(crate) struct Slice {
@@ -36,9 +38,10 @@ pub(crate) struct Slice {
     /// With `--share fair`: also for a guest of which no memory lies in the pool, whose loads and stores do not go over the fabric.
     #[arg(long)]
     pub(crate) any_ram: bool,
-    /// Wait until the machine runs here, however long that takes.
+    /// Wait until the machine runs here, and with `--share fair` until its share, the counters and a frontend are there, however long that
+    /// takes. What is missing is said once.
     #[arg(long)]
-    wait: bool,
+    pub(crate) wait: bool,
     /// This host's configuration, by which `--share fair` finds the frontends.
     #[arg(long, value_name = "FILE", default_value = "/etc/wadi/host.toml")]
     pub(crate) config: PathBuf,
@@ -75,6 +78,45 @@ fn find(asked: &Slice, registry: &Registry, stop: &StopSignal) -> Result<Option<
                 }
             }
             found => return Ok(Some(found?)),
+        }
+    }
+}
+
+/// Begins, again and again as long as it is worth waiting for what is missing; why it does not is said when that is something else than before, so that
+/// no journal is filled with a processor that counts nothing. Nothing if it was to end meanwhile.
+pub(crate) fn until_it_begins<T>(
+    stop: &StopSignal,
+    waits: impl Fn() -> bool,
+    begin: impl FnMut() -> Result<T>,
+) -> Result<Option<T>> {
+    try_until_it_begins(
+        || stop.wait_for(TRY_AGAIN),
+        waits,
+        begin,
+        |reason| eprintln!("{reason}; it is waited for"),
+    )
+}
+
+fn try_until_it_begins<T>(
+    mut is_to_end: impl FnMut() -> bool,
+    waits: impl Fn() -> bool,
+    mut begin: impl FnMut() -> Result<T>,
+    mut say: impl FnMut(&str),
+) -> Result<Option<T>> {
+    let mut said = None;
+    loop {
+        match begin() {
+            Err(error) if waits() => {
+                let reason = format!("{error:#}");
+                if said.as_ref() != Some(&reason) {
+                    say(&reason);
+                    said = Some(reason);
+                }
+                if is_to_end() {
+                    return Ok(None);
+                }
+            }
+            begun => return begun.map(Some),
         }
     }
 }
@@ -136,4 +178,45 @@ pub(crate) fn table(usage: &[VcpuUse]) -> String {
         );
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::bail;
+
+    use super::*;
+
+    /// Tries until that works or is to end at the look with this number; what was said, and what came of it.
+    fn tried(waits: bool, end_at: usize) -> (Vec<String>, Result<Option<usize>>) {
+        let (mut said, mut tries, mut looks) = (Vec::new(), 0, 0);
+        let begin = || {
+            tries += 1;
+            match tries {
+                1 | 2 => bail!("no counters"),
+                3..=5 => bail!("no frontend"),
+                _ => Ok(tries),
+            }
+        };
+        let is_to_end = || {
+            looks += 1;
+            looks == end_at
+        };
+        let begun = try_until_it_begins(is_to_end, || waits, begin, |reason| said.push(reason.to_owned()));
+        (said, begun)
+    }
+
+    #[test]
+    fn what_is_missing_is_said_once_however_often_it_is_tried() {
+        let (said, begun) = tried(true, usize::MAX);
+        assert_eq!(said, ["no counters", "no frontend"]);
+        assert_eq!(begun.unwrap(), Some(6));
+    }
+
+    #[test]
+    fn who_does_not_wait_fails_and_who_is_to_end_does() {
+        let (said, begun) = tried(false, usize::MAX);
+        assert!(said.is_empty());
+        assert_eq!(begun.unwrap_err().to_string(), "no counters");
+        assert_eq!(tried(true, 2).1.unwrap(), None);
+    }
 }
