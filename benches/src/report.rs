@@ -33,6 +33,16 @@ pub(crate) enum Goal {
     },
 }
 
+impl Goal {
+    pub(crate) fn is_met(self, value: f64) -> bool {
+        match self {
+            Self::AtLeast(least) => value >= least,
+            Self::AtMost(most) => value <= most,
+            Self::Within { of, part } => (value - of).abs() <= of * part,
+        }
+    }
+}
+
 impl Figure {
     pub(crate) fn new(name: String, value: f64, unit: &'static str) -> Self {
         Self { name, value, unit, rival: None, rival_value: None, ratio: None, goal: None, met: None }
@@ -47,15 +57,12 @@ impl Figure {
     }
 
     pub(crate) fn with_goal(mut self, goal: Goal) -> Self {
-        let (text, met) = match goal {
-            Goal::AtLeast(least) => (format!(">= {least}"), self.value >= least),
-            Goal::AtMost(most) => (format!("<= {most}"), self.value <= most),
-            Goal::Within { of, part } => {
-                (format!("{of} ± {:.0} %", part * 100.0), (self.value - of).abs() <= of * part)
-            }
-        };
-        self.goal = Some(text);
-        self.met = Some(met);
+        self.goal = Some(match goal {
+            Goal::AtLeast(least) => format!(">= {least}"),
+            Goal::AtMost(most) => format!("<= {most}"),
+            Goal::Within { of, part } => format!("{of} ± {:.0} %", part * 100.0),
+        });
+        self.met = Some(goal.is_met(self.value));
         self
     }
 }

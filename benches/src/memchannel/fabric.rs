@@ -18,10 +18,6 @@ use super::topology::{Element, Topology};
 
 pub(super) const LINE: f64 = 64.0;
 
-/// The windows of a program's first thread begin so much of a window after those of the program before: whenever it was started. Of the golden
-/// section no multiple comes near a whole number, so that no two of thousands of programs begin together.
-const STARTED: f64 = 0.381_966_011_250_105;
-
 /// Threads of one program: what they read or write, and how.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stream {
@@ -227,7 +223,7 @@ impl Simulation {
                 // As the shim has them begin: a machine's threads spread over the window, whenever it was started.
                 let Thread { number_in_stream, stream, .. } = self.threads[thread as usize];
                 let phase = Phase::of(number_in_stream).of_window(ps(control.t_w_ns()));
-                let started = ps(control.t_w_ns() * (STARTED * number(stream as u64)).fract());
+                let started = ps(control.t_w_ns() * (self.fabric.started * number(stream as u64)).fract());
                 self.at(ps(control.t_w_ns()) + phase + started, Event::Window(thread));
             }
             self.issue(thread);

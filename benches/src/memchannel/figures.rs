@@ -41,6 +41,57 @@ pub(super) struct Row {
     pub(super) goal: Goal,
 }
 
+impl Row {
+    /// By what part of the paper's figure ours is off; nothing where it has none.
+    pub(super) fn off(&self) -> Option<f64> {
+        (!self.paper.is_nan()).then(|| self.ours / self.paper - 1.0)
+    }
+
+    /// Whether it differs so much that it has to be said why.
+    pub(super) fn is_far_off(&self) -> bool {
+        self.off().is_some_and(|off| off.abs() > 0.25)
+    }
+
+    /// Why it does, as far as we know.
+    pub(super) fn explanation(&self) -> Option<&'static Explanation> {
+        EXPLAINED.iter().find(|explanation| explanation.of.contains(&&*self.slug))
+    }
+}
+
+/// Why figures are off by more than 25 %: supposed, not tested.
+pub(super) struct Explanation {
+    /// Their slugs.
+    of: &'static [&'static str],
+    pub(super) why: &'static str,
+}
+
+const EXPLAINED: [Explanation; 5] = [
+    Explanation {
+        of: &["copy-block"],
+        why: "Fig. 4-b: the text does not say how many threads copy. Here they are as many as contend in Figure 3, of which half read and half
+  write at any time; with twice as many, blocks of 512 B would be felt.",
+    },
+    Explanation {
+        of: &["pr-with"],
+        why: "Fig. 10, PR: with control a program that fills the link gets its threads' part of it, 12 of 32, whichever it is. The
+  model's programs do nothing but read; one that computes in between loses less.",
+    },
+    Explanation {
+        of: &["bwaves-latency", "roms-latency"],
+        why: "Fig. 9, latency: the paper divides occupancy by requests at the CHA, where only what the processor has entries for counts.
+  Here lines wait in queues without a limit until control drains them.",
+    },
+    Explanation {
+        of: &["mica+silo-gap-with"],
+        why: "Fig. 11, MICA+Silo: what a thread of MICA wants, 0.78 GB/s, is hardly more than its share, 0.72, so it is hardly held
+  back, and a few lines of Silo's before it cost it the rest: 3 % of the link.",
+    },
+    Explanation {
+        of: &["bwaves+silo-gap-with", "bwaves+mica-gap-with"],
+        why: "Fig. 11: these gaps are smaller than the paper's, for threads are all alike here.",
+    },
+];
+
 /// The programs, fitted without control.
 #[derive(Clone, Debug)]
 pub(super) struct Apps {
@@ -104,6 +155,15 @@ impl Rows {
 
 /// Everything.
 pub(super) fn all(fabric: &Fabric, apps: &Apps) -> Result<Vec<Row>> {
+    let mut rows = characterised(fabric)?;
+    controlled(fabric, apps, &mut rows)?;
+    as_hosts_have_it(fabric, apps, &mut rows)?;
+    egress_ports(fabric, apps, &mut rows)?;
+    Ok(rows.0)
+}
+
+/// What was measured without control.
+fn characterised(fabric: &Fabric) -> Result<Rows> {
     let mut rows = Rows(Vec::new());
     let threads = whole(fabric.background);
     let full = beside_blocks(fabric, false, false, threads)?;
@@ -159,9 +219,7 @@ pub(super) fn all(fabric: &Fabric, apps: &Apps) -> Result<Vec<Row>> {
         }
     }
     perturbing(fabric, &mut rows)?;
-    controlled(fabric, apps, &mut rows)?;
-    egress_ports(fabric, apps, &mut rows)?;
-    Ok(rows.0)
+    Ok(rows)
 }
 
 /// Figure 5. Of its figures the text has the one without NOPs, which is Table 1's stride 1; of the others it says that they drop significantly.
@@ -173,6 +231,16 @@ fn perturbing(fabric: &Fabric, rows: &mut Rows) -> Result<()> {
         let goal = |_| Goal::AtMost(22.1);
         rows.add(&format!("nops-{nops}"), &what, "GB/s", [f64::NAN, perturbed(fabric, nops)?], false, goal);
     }
+    Ok(())
+}
+
+/// What the model does with the δ that hosts have unless somebody says otherwise.
+fn as_hosts_have_it(fabric: &Fabric, apps: &Apps, rows: &mut Rows) -> Result<()> {
+    let delta = mem_channel::Parameters::default().delta;
+    let held = contended(&Fabric { delta, ..*fabric }, &apps.bwaves, false, 1.0, true)?;
+    let what = |what: &str| format!("Fig. 9: Bwaves, {what}, with δ of {delta}");
+    rows.add("hosts-delta-with", &what("slowdown"), "x", [2.5, held.slowdown], false, prediction);
+    rows.add("hosts-delta-used", &what("link used"), "%", [96.1, held.used * 100.0], false, well_used);
     Ok(())
 }
 
@@ -292,4 +360,32 @@ pub(super) fn key(fabric: &Fabric, apps: &Apps) -> Result<[f64; 8]> {
         held.slowdown,
         held.used * 100.0,
     ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_measured_without_control_is_met_or_explained() {
+        let rows = characterised(&Fabric::PAPER).unwrap().0;
+        assert_eq!(rows.len(), 7 + 2 * STRIDES.len() + 5);
+        for row in rows {
+            let is_met = row.goal.is_met(row.ours);
+            assert!(is_met || row.explanation().is_some(), "{row:?}");
+            assert!(!row.is_far_off() || row.explanation().is_some(), "{row:?}");
+        }
+    }
+
+    #[test]
+    fn with_control_a_program_loses_what_the_others_threads_have_to_have_and_the_link_is_full() {
+        let bwaves = fit_slowdown(&Fabric::PAPER, "Bwaves", false, 7.0).unwrap();
+        let held = contended(&Fabric::PAPER, &bwaves, false, 1.0, true).unwrap();
+        assert!(
+            prediction(2.5).is_met(held.slowdown) && well_used(0.0).is_met(held.used * 100.0),
+            "{held:?}"
+        );
+        let free = contended(&Fabric::PAPER, &bwaves, false, 1.0, false).unwrap();
+        assert!(free.slowdown > 2.0 * held.slowdown, "{free:?}");
+    }
 }

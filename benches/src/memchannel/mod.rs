@@ -19,8 +19,8 @@ use self::parameters::Fabric;
 /// The bandwidth of a CXL fabric: without control and with MemChannel, against the paper's figures (NSDI '26).
 ///
 /// The fabric is simulated event by event, a cache line at a time: virtual lanes, credits, head-of-line blocking, prefetches.
-/// Its parameters are fitted to measurements without control, except three that were chosen after looking at results with it:
-/// how many waiting lines count as overload, δ, and what control is told that a link carries. Control is the very code that hosts run. Simulated time does not depend on the machine; the cost of a scheduling step does.
+/// Its parameters are fitted to measurements without control, except four that were chosen after looking at results with it:
+/// how many waiting lines count as overload, δ, what control is told that a link carries, and how far apart windows of programs begin. Control is the very code that hosts run. Simulated time does not depend on the machine; the cost of a scheduling step does.
 #[derive(Args, Default)]
 pub(crate) struct Options {
     /// Leave out what each parameter does.

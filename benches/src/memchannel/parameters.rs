@@ -49,6 +49,9 @@ pub(super) struct Fabric {
     /// What control is told that a link carries, as a part of what it does carry. Chosen with control: of a link that is quite full nobody sees that
     /// more is wanted, since what is carried is never more than that, so shares grow until queues do.
     pub(super) told: f64,
+    /// The windows of a program's first thread begin so much of a window after those of the program before: whenever it was started. Of the golden
+    /// section no multiple comes near a whole number, so that no two of thousands of programs begin together. Chosen with control.
+    pub(super) started: f64,
     /// T_W in µs (§4.3).
     pub(super) t_w_us: f64,
     /// K in µs: not in the paper.
@@ -77,6 +80,7 @@ impl Fabric {
         overload_lines: 72.0,
         delta: 0.5,
         told: 0.98,
+        started: 0.381_966_011_250_105,
         t_w_us: 100.0,
         k_us: 500.0,
     };
@@ -116,7 +120,7 @@ pub(super) struct Parameter {
 }
 
 /// All of them.
-pub(super) const KNOWN: [Parameter; 22] = [
+pub(super) const KNOWN: [Parameter; 23] = [
     Parameter { name: "link, GB/s", source: "Table 1, stride 1", of: |fabric| &mut fabric.link_gb_s },
     Parameter { name: "lone read, ns", source: "§2.3", of: |fabric| &mut fabric.idle_ns },
     Parameter { name: "hit in the cache, ns", source: "Figure 3-a", of: |fabric| &mut fabric.llc_ns },
@@ -173,6 +177,11 @@ pub(super) const KNOWN: [Parameter; 22] = [
     },
     Parameter { name: "δ", source: "chosen with control", of: |fabric| &mut fabric.delta },
     Parameter { name: "told of a link", source: "chosen with control", of: |fabric| &mut fabric.told },
+    Parameter {
+        name: "windows begin apart by, T_W",
+        source: "chosen with control",
+        of: |fabric| &mut fabric.started,
+    },
     Parameter { name: "T_W, µs", source: "§4.3", of: |fabric| &mut fabric.t_w_us },
     Parameter { name: "K, µs", source: "assumed", of: |fabric| &mut fabric.k_us },
 ];
