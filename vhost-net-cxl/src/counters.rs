@@ -94,6 +94,8 @@ drop_reasons! {
     QueueStopped = "queue-stopped",
     /// Frontend: the VMM had disabled the queue.
     QueueDisabled = "queue-disabled",
+    /// Backend: the NIC's driver, or the kernel behind it, found fault with the packet.
+    Refused = "nic-refused",
     /// Backend: too many packets wait for the NIC.
     Backlog = "nic-full",
 }
@@ -183,7 +185,7 @@ pub struct NicCounters {
     pub tx_packets: Counter,
     /// Their bytes.
     pub tx_bytes: Counter,
-    /// What the device refused, or did wrong.
+    /// What went wrong for the device.
     pub errors: Counter,
     /// What its driver knows of its troubles.
     pub driver: DriverTroubles,

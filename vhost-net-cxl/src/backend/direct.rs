@@ -9,6 +9,7 @@ use super::outgoing::{complete, gather, piece, transmit_done};
 use super::port::Port;
 use super::registration::{Registration, RegistrationIndex};
 use super::wire::Outgoing;
+use crate::channel_end::ChannelEnd;
 use crate::counters::DropReason;
 use crate::message::{NetMessage, Run, Status};
 use crate::nic::{BATCH_FRAMES, Batch};
@@ -149,25 +150,20 @@ impl<M: Memory> Backend<M> {
                 0
             }
         };
-        let (done, left) = packets.split_at(sent.min(packets.len()));
-        let bytes: u64 = done.iter().map(|(message, _)| u64::from(message.bytes)).sum();
-        let (packets_sent, bytes_sent) = (done.len() as u64, bytes - (done.len() * HEADER_BYTES) as u64);
-        port.counters.tx_packets.add(packets_sent);
-        port.counters.tx_bytes.add(bytes_sent);
-        if let Some(registration) = &port.registrations[sender.registration.get()] {
-            registration.count_sent(packets_sent, bytes_sent);
-        }
-        let mut done = done;
-        while let Some((first, _)) = done.first() {
-            let consecutive = |number: u16| first.sequence.wrapping_add(number);
-            let numbered = (0..).zip(done);
-            let together =
-                numbered.take_while(|(number, (it, _))| it.sequence == consecutive(*number)).count();
-            let (run, rest) = done.split_at(together);
-            // At most as many as fit a batch.
-            let packets = u16::try_from(run.len()).unwrap_or(Run::MAX);
-            end.complete_run(transmit_done(first), Run { status: Status::Sent, packets });
-            done = rest;
+        let (mut done, left) = packets.split_at(sent.min(packets.len()));
+        // What it was given before this time says nothing of these.
+        let refused = if done.is_empty() { &[] } else { port.nic.refused() };
+        let (mut first, count) = (0, done.len());
+        for position in refused.iter().copied().chain([count]) {
+            let (taken, rest) = done.split_at(position - first);
+            count_sent(port, sender.registration, taken);
+            complete_sent(end, taken);
+            let Some(((message, _), rest)) = rest.split_first() else { break };
+            if let Some(registration) = &port.registrations[sender.registration.get()] {
+                registration.counters.count_drop(DropReason::Refused);
+            }
+            complete(end, message, Status::Dropped);
+            (done, first) = (rest, position + 1);
         }
         for (message, header) in left {
             let Sender { registration, channel, .. } = *sender;
@@ -185,5 +181,32 @@ impl<M: Memory> Backend<M> {
         }
         packets.clear();
         outbox.clear();
+    }
+}
+
+/// Counts packets of one sender that went out.
+#[inline]
+fn count_sent(port: &Port, sender: RegistrationIndex, sent: &[(NetMessage, VnetHeader)]) {
+    let bytes: u64 = sent.iter().map(|(message, _)| u64::from(message.bytes)).sum();
+    let (packets, bytes) = (sent.len() as u64, bytes - (sent.len() * HEADER_BYTES) as u64);
+    port.counters.tx_packets.add(packets);
+    port.counters.tx_bytes.add(bytes);
+    if let Some(registration) = &port.registrations[sender.get()] {
+        registration.count_sent(packets, bytes);
+    }
+}
+
+/// Says that packets of one sender went out, those with consecutive numbers together.
+#[inline]
+fn complete_sent<M: Memory>(end: &mut ChannelEnd<M>, mut sent: &[(NetMessage, VnetHeader)]) {
+    while let Some((first, _)) = sent.first() {
+        let consecutive = |number: u16| first.sequence.wrapping_add(number);
+        let numbered = (0..).zip(sent);
+        let together = numbered.take_while(|(number, (it, _))| it.sequence == consecutive(*number)).count();
+        let (run, rest) = sent.split_at(together);
+        // At most as many as fit a batch.
+        let packets = u16::try_from(run.len()).unwrap_or(Run::MAX);
+        end.complete_run(transmit_done(first), Run { status: Status::Sent, packets });
+        sent = rest;
     }
 }

@@ -15,7 +15,7 @@ use super::registration::{Registration, RegistrationIndex};
 use super::switch::Switch;
 use super::tagging::tagged_announcement;
 use super::wire::Outgoing;
-use crate::counters::NicCounters;
+use crate::counters::{DropReason, NicCounters};
 use crate::ethernet::announcement;
 use crate::message::{NetMessage, Status};
 use crate::nic::{Nic, Piece};
@@ -45,7 +45,7 @@ pub(super) struct Port {
     pub(super) counters: Arc<NicCounters>,
     /// Counts the tags that were given away.
     pub(super) tags: u32,
-    /// As many packets its driver had refused when it was looked at last.
+    /// As much had gone wrong for its device when it was looked at last.
     refused: u64,
     pub(super) failed: bool,
     /// It failed, and whoever opens it again has yet to hear of it.
@@ -83,6 +83,13 @@ impl Port {
     pub(super) fn count_sent(&self, packet: &Outgoing) {
         if let Some(registration) = &self.registrations[packet.registration.get()] {
             registration.count_sent(1, packet.frame_bytes());
+        }
+    }
+
+    /// Counts a packet with which its driver found fault for the lease that it is of.
+    pub(super) fn count_refused_packet(&self, packet: &Outgoing) {
+        if let Some(registration) = &self.registrations[packet.registration.get()] {
+            registration.counters.count_drop(DropReason::Refused);
         }
     }
 
@@ -196,7 +203,7 @@ impl Port {
         self.down_since.get_or_insert_with(Instant::now).elapsed() > LINK_DOWN_HOLD
     }
 
-    /// Counts what its driver has refused since the last look.
+    /// Counts what has gone wrong for its device since the last look.
     pub(super) fn count_refused(&mut self) {
         let refused = self.nic.errors();
         if refused != self.refused {

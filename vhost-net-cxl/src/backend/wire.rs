@@ -142,12 +142,18 @@ impl<M: Memory> Backend<M> {
                     return any;
                 }
             };
-            let mut bytes = 0;
-            let mut end = 0;
-            for _ in 0..sent {
-                let Some(packet) = self.ports[place].backlog.pop_front() else { break };
-                bytes += packet.frame_bytes();
-                self.ports[place].count_sent(&packet);
+            let (mut packets, mut bytes, mut end) = (0, 0, 0);
+            for position in 0..sent {
+                let port = &mut self.ports[place];
+                let Some(packet) = port.backlog.pop_front() else { break };
+                let refused = port.nic.refused().contains(&position);
+                if refused {
+                    port.count_refused_packet(&packet);
+                } else {
+                    packets += 1;
+                    bytes += packet.frame_bytes();
+                    port.count_sent(&packet);
+                }
                 if packet.flooded {
                     self.deliver_flooded(place, &packet);
                 }
@@ -157,10 +163,11 @@ impl<M: Memory> Backend<M> {
                     let Some(found) = found else { continue };
                     end = found;
                 }
-                complete(&mut self.channels[end], &packet.message, Status::Sent);
+                let status = if refused { Status::Dropped } else { Status::Sent };
+                complete(&mut self.channels[end], &packet.message, status);
             }
             let counters = &self.ports[place].counters;
-            counters.tx_packets.add(sent as u64);
+            counters.tx_packets.add(packets);
             counters.tx_bytes.add(bytes);
             any |= sent > 0;
             if sent < count {

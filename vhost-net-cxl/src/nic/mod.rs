@@ -333,7 +333,13 @@ pub trait Nic: Send {
 
     /// Sends packets; of each, the first piece begins with the virtio-net header. Returns how many from the front are
     /// done with: their buffers may be used again. Those behind were not looked at, since the NIC is full for now.
+    /// [`Nic::refused`] says which of them were not sent.
     fn transmit(&mut self, packets: &Batch) -> Result<usize, NicError>;
+
+    /// Of the packets that the last [`Nic::transmit`] was done with, the positions of those with which the kernel or the driver found fault.
+    fn refused(&self) -> &[usize] {
+        &[]
+    }
 
     /// Sends a bare frame from our own memory; false if the NIC is full for now.
     fn transmit_frame(&mut self, frame: &[u8]) -> Result<bool, NicError>;
@@ -359,7 +365,7 @@ pub trait Nic: Send {
         None
     }
 
-    /// Packets that the device itself refused, since it was opened.
+    /// What went wrong for the device itself, and was lost by it, since it was opened: nothing that a packet is to blame for.
     fn errors(&self) -> u64 {
         0
     }

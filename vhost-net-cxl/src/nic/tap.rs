@@ -17,7 +17,7 @@ use super::carrier::{CarrierWatch, find};
 use super::netlink::Netlink;
 use super::room::RoomWatch;
 use super::window::Window;
-use super::{Batch, Identity, LinkState, Nic, NicConfig, NicError, OnLinkChange, Piece};
+use super::{BATCH_FRAMES, Batch, Identity, LinkState, Nic, NicConfig, NicError, OnLinkChange, Piece};
 use crate::backend::receive_buffers::{BUFFER_BYTES, BufferIndex, PIECES_MAX, ReceiveBuffers};
 use crate::offloads::Offloads;
 use crate::vnet_header::HEADER_BYTES;
@@ -25,6 +25,14 @@ use crate::vnet_header::HEADER_BYTES;
 const CLONE_DEVICE: &str = "/dev/net/tun";
 /// How long packets wait for a device that is down, until its watch says so: as long as for a link that is.
 const DOWN_HOLD: Duration = Duration::from_secs(1);
+
+/// What became of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Written {
+    Whole,
+    Refused,
+    NoRoom,
+}
 
 /// A TAP device in use.
 pub struct TapNic {
@@ -39,6 +47,8 @@ pub struct TapNic {
     staged: Vec<BufferIndex>,
     offloads: Option<Offloads>,
     errors: u64,
+    /// Of the packets that it was given last, those that the kernel did not take.
+    refused: Vec<usize>,
     /// Tells when it has room again, and does so now.
     room: RoomWatch,
     watches_room: bool,
@@ -100,6 +110,7 @@ impl TapNic {
             staged: Vec::with_capacity(PIECES_MAX),
             offloads: None,
             errors: 0,
+            refused: Vec::with_capacity(BATCH_FRAMES),
             room,
             watches_room: false,
             full: false,
@@ -113,7 +124,7 @@ impl TapNic {
         Ok(tap)
     }
 
-    fn write(&mut self, parts: &[libc::iovec]) -> Result<bool, NicError> {
+    fn write(&mut self, parts: &[libc::iovec]) -> Result<Written, NicError> {
         loop {
             let descriptor = self.file.as_raw_fd();
             // SAFETY: the parts lie in the pool, which the window keeps mapped, or in the caller's slices; the
@@ -128,7 +139,7 @@ impl TapNic {
             self.full = false;
             if written >= 0 {
                 self.down_since = None;
-                return Ok(true);
+                return Ok(Written::Whole);
             }
             let error = io::Error::last_os_error();
             match error.raw_os_error() {
@@ -136,19 +147,21 @@ impl TapNic {
                 // Full for now: no memory or no room in the socket's buffer.
                 Some(libc::EAGAIN | libc::ENOBUFS) => {
                     self.full = true;
-                    return Ok(false);
+                    return Ok(Written::NoRoom);
                 }
                 // The device is down, and the watch is about to say so: packets wait for that as for any link. Should it never say
                 // so, they are lost as on any link that is down for long. Otherwise the backend would try again and again for ever.
                 Some(libc::EIO)
                     if self.down_since.get_or_insert_with(Instant::now).elapsed() <= DOWN_HOLD =>
                 {
-                    return Ok(false);
+                    return Ok(Written::NoRoom);
                 }
-                // The kernel found fault with this one packet.
-                Some(libc::EINVAL | libc::EIO | libc::ENOMEM | libc::EFAULT | libc::EMSGSIZE) => {
+                // The kernel found fault with this one packet. That is no trouble of the device's: whoever makes packets could
+                // cause as many as he likes.
+                Some(libc::EINVAL | libc::EMSGSIZE) => return Ok(Written::Refused),
+                Some(libc::EIO | libc::ENOMEM | libc::EFAULT) => {
                     self.errors += 1;
-                    return Ok(true);
+                    return Ok(Written::Refused);
                 }
                 _ => return Err(system(&self.identity.name, "write to its TAP device", "", error)),
             }
@@ -254,6 +267,7 @@ impl Nic for TapNic {
     }
 
     fn transmit(&mut self, packets: &Batch) -> Result<usize, NicError> {
+        self.refused.clear();
         for (sent, packet) in packets.frames().enumerate() {
             let mut parts = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; super::PIECES_MAX];
             for (part, piece) in parts.iter_mut().zip(packet) {
@@ -261,10 +275,11 @@ impl Nic for TapNic {
                 *part = libc::iovec { iov_base: address.cast(), iov_len: piece.bytes as usize };
             }
             match self.write(&parts[..packet.len()]) {
-                Ok(true) => {}
+                Ok(Written::Whole) => {}
+                Ok(Written::Refused) => self.refused.push(sent),
                 // What went out must not go out again: the next call tells of the error.
                 Err(_) if sent > 0 => return Ok(sent),
-                Ok(false) => return Ok(sent),
+                Ok(Written::NoRoom) => return Ok(sent),
                 Err(error) => return Err(error),
             }
         }
@@ -275,7 +290,14 @@ impl Nic for TapNic {
         let header = [0u8; HEADER_BYTES];
         let part =
             |bytes: &[u8]| libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-        self.write(&[part(&header), part(frame)])
+        let written = self.write(&[part(&header), part(frame)])?;
+        // It was made here.
+        self.errors += u64::from(written == Written::Refused);
+        Ok(written != Written::NoRoom)
+    }
+
+    fn refused(&self) -> &[usize] {
+        &self.refused
     }
 
     fn tells_of_room(&mut self) -> bool {

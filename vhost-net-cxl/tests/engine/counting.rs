@@ -9,9 +9,11 @@ use vhost_net_cxl::offloads::Offloads;
 
 use pod_protocol::objects::{Object, RegistrationState};
 
-use crate::echo::{frame, pairs};
+use crate::echo::{QUEUE_SIZE, frame, pairs};
+use crate::guest::Guest;
 use crate::pod::{
-    POOL_BYTES, TestBackend, Turn, all_features, area, channel, lease, mac, open, registration, route, settle,
+    POOL_BYTES, TestBackend, TestFrontend, Turn, all_features, area, channel, lease, mac, open, registration,
+    route, serve, settle,
 };
 use crate::recording::{RecordingNic, recording_backend};
 
@@ -109,23 +111,58 @@ fn frames_for_nobody_are_counted_by_reason() {
 }
 
 #[test]
-fn what_a_device_refuses_is_counted_also_after_it_was_opened_again() {
+fn what_goes_wrong_for_a_device_is_counted_also_after_it_was_opened_again() {
     let pool = SimulatedPool::new(9, POOL_BYTES);
     let memory = pool.host(HostId::new(2));
     let (mut backend, wire) = recording_backend(&memory, Offloads::ALL, usize::MAX, area(32, 16));
-    for refused in [3, 3, 5] {
-        wire.lock().expect("unpoisoned").refused = refused;
+    for errors in [3, 3, 5] {
+        wire.lock().expect("unpoisoned").errors = errors;
         settle(&mut [&mut backend]);
-        assert_eq!(backend.counters.errors.get(), refused);
+        assert_eq!(backend.counters.errors.get(), errors);
     }
     wire.lock().expect("unpoisoned").broken = true;
     settle(&mut [&mut backend]);
     assert_eq!(backend.counters.errors.get(), 6, "and what it failed by");
     let (nic, wire) = RecordingNic::new(&memory, Offloads::ALL, usize::MAX);
-    wire.lock().expect("unpoisoned").refused = 1;
+    wire.lock().expect("unpoisoned").errors = 1;
     backend.task.reopened(Box::new(nic), None);
     settle(&mut [&mut backend]);
-    wire.lock().expect("unpoisoned").refused = 2;
+    wire.lock().expect("unpoisoned").errors = 2;
     settle(&mut [&mut backend]);
     assert_eq!(backend.counters.errors.get(), 8);
+}
+
+#[test]
+fn a_packet_with_which_a_nic_finds_fault_is_its_instances_drop() {
+    for waits in [false, true] {
+        let pool = SimulatedPool::new(10, POOL_BYTES);
+        let mut frontend = TestFrontend::new(&pool.host(HostId::new(1)));
+        let memory = pool.host(HostId::new(2));
+        let (mut backend, wire) = recording_backend(&memory, Offloads::ALL, usize::MAX, area(32, 16));
+        let mut guest = Guest::new(QUEUE_SIZE);
+        serve(&mut frontend, &mut backend);
+        frontend.start(1, &guest, all_features());
+        settle(&mut [&mut frontend, &mut backend]);
+        let before = backend.counters.tx_packets.get();
+        wire.lock().expect("unpoisoned").frames.clear();
+        wire.lock().expect("unpoisoned").faulty = vec![3, 4, 9];
+        if waits {
+            wire.lock().expect("unpoisoned").room = 0;
+        }
+        for number in 0..10 {
+            assert!(guest.send(&[0; 12], &frame(number, 100)));
+        }
+        settle(&mut [&mut frontend, &mut backend]);
+        wire.lock().expect("unpoisoned").room = usize::MAX;
+        settle(&mut [&mut frontend, &mut backend]);
+        assert_eq!(guest.transmit.reclaim_pairs().len(), 10);
+        let telemetry = backend.lease(1);
+        assert_eq!(telemetry.drops, [("nic-refused".to_owned(), 3)].into());
+        assert_eq!((telemetry.tx_packets, telemetry.tx_bytes), (7, 700));
+        assert_eq!(backend.counters.tx_packets.get() - before, 7);
+        assert_eq!(backend.counters.errors.get(), 0, "the NIC is not to blame");
+        let frames = std::mem::take(&mut wire.lock().expect("unpoisoned").frames);
+        let numbers = frames.iter().map(|it| u32::from_le_bytes(it[14..18].try_into().expect("four")));
+        assert_eq!(numbers.collect::<Vec<_>>(), [0, 1, 2, 5, 6, 7, 8]);
+    }
 }

@@ -26,8 +26,10 @@ pub(crate) struct Wire {
     pub(crate) tellings: u32,
     /// So many receive buffers it takes when it is started.
     pub(crate) hoards: usize,
-    /// How many packets the device has refused since it was opened.
-    pub(crate) refused: u64,
+    /// How much has gone wrong for the device since it was opened.
+    pub(crate) errors: u64,
+    /// It finds fault with frames of these numbers.
+    pub(crate) faulty: Vec<u32>,
     /// Once it is full it fails.
     pub(crate) fails_when_full: bool,
     /// It fails when it is looked at next.
@@ -52,6 +54,7 @@ pub(crate) struct RecordingNic<M: Memory> {
     link: LinkState,
     memory: M,
     wire: Arc<Mutex<Wire>>,
+    refused: Vec<usize>,
 }
 
 impl<M: Memory> RecordingNic<M> {
@@ -68,8 +71,13 @@ impl<M: Memory> RecordingNic<M> {
             cache_bypassing: false,
         };
         let wire = Arc::new(Mutex::new(Wire { room, ..Wire::default() }));
-        let nic =
-            Self { identity, link: LinkState::new(true), memory: memory.clone(), wire: Arc::clone(&wire) };
+        let nic = Self {
+            identity,
+            link: LinkState::new(true),
+            memory: memory.clone(),
+            wire: Arc::clone(&wire),
+            refused: Vec::new(),
+        };
         (nic, wire)
     }
 
@@ -133,7 +141,8 @@ impl<M: Memory> Nic for RecordingNic<M> {
     fn transmit(&mut self, packets: &Batch) -> Result<usize, NicError> {
         let mut wire = self.wire.lock().expect("unpoisoned");
         let count = packets.len().min(wire.room);
-        for packet in packets.frames().take(count) {
+        self.refused.clear();
+        for (position, packet) in packets.frames().take(count).enumerate() {
             wire.pieces.push(packet.to_vec());
             let mut bytes = Vec::new();
             for piece in packet {
@@ -141,7 +150,10 @@ impl<M: Memory> Nic for RecordingNic<M> {
                 self.memory.read(piece.at, &mut part);
                 bytes.extend(part);
             }
-            if bytes[..12] == [0; 12] {
+            let number = bytes.get(26..30).map(|it| u32::from_le_bytes(it.try_into().expect("four bytes")));
+            if number.is_some_and(|number| wire.faulty.contains(&number)) {
+                self.refused.push(position);
+            } else if bytes[..12] == [0; 12] {
                 wire.frames.push(bytes.split_off(12));
             } else {
                 wire.unfinished.push(bytes);
@@ -149,6 +161,10 @@ impl<M: Memory> Nic for RecordingNic<M> {
         }
         wire.room -= count;
         Ok(count)
+    }
+
+    fn refused(&self) -> &[usize] {
+        &self.refused
     }
 
     fn transmit_frame(&mut self, frame: &[u8]) -> Result<bool, NicError> {
@@ -162,6 +178,6 @@ impl<M: Memory> Nic for RecordingNic<M> {
     }
 
     fn errors(&self) -> u64 {
-        self.wire.lock().expect("unpoisoned").refused
+        self.wire.lock().expect("unpoisoned").errors
     }
 }

@@ -56,3 +56,23 @@ fn a_full_tap_tells_once_it_has_room_again() {
         assert!(!nic.tells_of_room());
     });
 }
+
+#[test]
+fn a_packet_with_which_the_kernel_finds_fault_is_no_trouble_of_the_tap() {
+    in_namespace(|| {
+        let stage = Stage::new();
+        let mut nic = TapNic::open(&config("name='nic0'\ndriver='tap'\ninterface='tap0'"), &stage.pool)
+            .expect("opened");
+        // No such kind of segments.
+        let faulty = [0, 0x0e, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0];
+        let packet = stage.packet(faulty, &frame(100, 7));
+        let mut batch = one(packet);
+        batch.push_frame(packet);
+        assert_eq!(nic.transmit(&batch).expect("no error"), 2);
+        assert_eq!(nic.refused(), [0, 1]);
+        assert_eq!(nic.errors(), 0);
+        let packet = stage.packet([0; 12], &frame(100, 7));
+        assert_eq!(nic.transmit(&one(packet)).expect("sent"), 1);
+        assert!(nic.refused().is_empty());
+    });
+}

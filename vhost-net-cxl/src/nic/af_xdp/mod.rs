@@ -28,7 +28,7 @@ use super::carrier::{CarrierWatch, find};
 use super::netlink::Netlink;
 use super::statistics::LookAtDriver;
 use super::window::Window;
-use super::{Batch, Identity, LinkState, Nic, NicConfig, NicError, OnLinkChange, Piece};
+use super::{BATCH_FRAMES, Batch, Identity, LinkState, Nic, NicConfig, NicError, OnLinkChange, Piece};
 use crate::backend::receive_buffers::{BUFFER_BYTES, ReceiveBuffers};
 use crate::offloads::Offloads;
 use crate::vnet_header::HEADER_BYTES;
@@ -70,6 +70,8 @@ pub struct AfXdpNic {
     /// Has the interface hand up what is for instances' addresses, from when it is started.
     promiscuous: Option<OwnedFd>,
     errors: u64,
+    /// Of the packets that it was given last, those that are too long for it.
+    refused: Vec<usize>,
 }
 
 struct Sender {
@@ -124,6 +126,7 @@ impl AfXdpNic {
             next: 0,
             promiscuous: None,
             errors: 0,
+            refused: Vec::with_capacity(BATCH_FRAMES),
         })
     }
 
@@ -337,6 +340,7 @@ impl Nic for AfXdpNic {
     }
 
     fn transmit(&mut self, packets: &Batch) -> Result<usize, NicError> {
+        self.refused.clear();
         if let Some(sender) = &mut self.sender {
             // What was sent last is in the caches.
             sender.reclaim();
@@ -346,7 +350,7 @@ impl Nic for AfXdpNic {
             let bytes: u64 = packet.iter().map(|piece| u64::from(piece.bytes)).sum();
             let bytes = bytes.saturating_sub(header_bytes);
             if bytes == 0 || bytes > FRAME_BYTES_MAX {
-                self.errors += 1;
+                self.refused.push(sent);
                 continue;
             }
             let copied = self.send_one(
@@ -384,6 +388,10 @@ impl Nic for AfXdpNic {
             |_, chunk| unsafe { chunk.copy_from_nonoverlapping(frame.as_ptr(), frame.len()) },
             frame.len() as u64,
         ))
+    }
+
+    fn refused(&self) -> &[usize] {
+        &self.refused
     }
 
     fn has_work(&self) -> bool {
