@@ -289,3 +289,36 @@ fn af_xdp_sees_a_pulled_cable() {
         assert!(!told.recv_timeout(DEADLINE).expect("told").0);
     });
 }
+
+#[test]
+fn what_af_xdp_loses_without_a_carrier_is_counted() {
+    const PACKETS: u64 = 40;
+    in_namespace(|| {
+        veth();
+        let mut stage = Stage::new();
+        let text = "name='nic0'\ndriver='af-xdp'\ninterface='ours'";
+        let mut nic = AfXdpNic::open(&config(text), &stage.pool).expect("opened");
+        start(&mut nic, &mut stage);
+        sh("ip link set peer down");
+        has_carrier("ours", false);
+        let packet = stage.packet([0; 12], &frame(100, 1));
+        for _ in 0..PACKETS {
+            assert_eq!(nic.transmit(&one(packet)).expect("taken"), 1);
+        }
+        let begun = Instant::now();
+        while nic.has_work() {
+            nic.flush().expect("no error");
+            assert!(begun.elapsed() < DEADLINE, "it tries for ever");
+        }
+        assert_eq!(nic.errors(), PACKETS);
+        // The interface works again, and so does its socket.
+        sh("ip link set peer up");
+        has_carrier("ours", true);
+        let wire = Wire::open("peer");
+        let packet = stage.packet([0; 12], &frame(100, 2));
+        assert_eq!(nic.transmit(&one(packet)).expect("sent"), 1);
+        nic.flush().expect("flushed");
+        assert_eq!(wire.receive(), frame(100, 2));
+        assert_eq!(nic.errors(), PACKETS);
+    });
+}

@@ -82,6 +82,8 @@ struct Sender {
     /// Chunks for sending that are free, as offsets in the UMEM.
     chunks: Vec<u64>,
     unsent: bool,
+    /// The kernel sends copies, and says of each one what became of it.
+    copies: bool,
 }
 
 impl AfXdpNic {
@@ -165,6 +167,7 @@ impl AfXdpNic {
             umem,
             chunks: chunks.into_iter().map(|chunk| buffers.offset(chunk).get() - umem).collect(),
             unsent: false,
+            copies: true,
         })
     }
 
@@ -209,7 +212,7 @@ impl AfXdpNic {
             "; may the daemon lock as much memory (LimitMEMLOCK=infinity, or CAP_IPC_LOCK)? driver = \"tap\" needs neither",
         );
         self.register_umem(buffers).map_err(unregistered)?;
-        let sender = self.map_rings(buffers).map_err(failed("map the rings of its sockets", ""))?;
+        let mut sender = self.map_rings(buffers).map_err(failed("map the rings of its sockets", ""))?;
         let unbound = failed(
             "bind its sockets to the interface",
             "; does another process use this queue? driver = \"tap\" works on any interface",
@@ -223,7 +226,9 @@ impl AfXdpNic {
         } else {
             self.bind(Binding::Copy).map(|()| None)
         };
-        let program = match native.map_err(unbound)? {
+        let native = native.map_err(unbound)?;
+        sender.copies = native.is_none();
+        let program = match native {
             Some(program) => program,
             None => Program::attach(self.interface_index, Mode::Generic).map_err(unattached)?,
         };
@@ -415,6 +420,8 @@ impl Nic for AfXdpNic {
                 return Ok(());
             };
             match error.raw_os_error() {
+                // It had a frame and lost it, and is done with it: the interface has no carrier, or its queue is full.
+                Some(libc::EBUSY) if sender.copies => self.errors += 1,
                 Some(libc::EAGAIN | libc::EBUSY | libc::ENOBUFS | libc::EINTR) => {}
                 // The interface is down; its watch tells.
                 Some(libc::ENETDOWN) if sender.transmit.outstanding() == 0 => {
