@@ -196,6 +196,15 @@ pub struct Completion {
 pub struct Malformed(pub u64);
 
 impl Request {
+    /// As devices have to be asked that shall hold the same afterwards: with a discard, each of them does what it likes.
+    #[must_use]
+    pub(crate) fn same_everywhere(self) -> Self {
+        match self.operation {
+            Operation::Discard => Self { operation: Operation::WriteZeroes, may_unmap: true, ..self },
+            _ => self,
+        }
+    }
+
     /// As it travels.
     pub fn encode(&self) -> Words {
         let flags = if self.force_unit_access { FLAG_FORCE_UNIT_ACCESS } else { 0 }

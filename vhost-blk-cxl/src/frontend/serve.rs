@@ -13,6 +13,7 @@ use super::disk::{Allowance, Disk, Served};
 use super::parse::{HEADER_BYTES, Parsed, Refusal, parse};
 use super::place::Place;
 use super::slots::{Slot, State};
+use super::steps::step_bytes_max;
 use super::turn_budget::TurnBudget;
 use crate::message::{Completion, Operation, Request, Status};
 
@@ -107,7 +108,7 @@ impl<M: Memory> Disk<M> {
 
     /// Takes a request from a ring. True if there was one.
     fn take_one(&mut self, ring: usize, allowance: &mut Allowance<'_>) -> bool {
-        let (shape, step_bytes_max) = (self.shape(), self.step_bytes_max());
+        let (shape, data_step_bytes_max) = (self.shape(), self.data_step_bytes_max());
         let failed = self.object.failed;
         let Some(served) = self.rings[ring].as_mut().filter(|served| served.gives_requests()) else {
             return false;
@@ -150,8 +151,7 @@ impl<M: Memory> Disk<M> {
             return self.answer_here(ring, index, parsed);
         };
         let range = offset_bytes..offset_bytes.saturating_add(length_bytes);
-        // Without data it is a single step, however long the range.
-        let step_bytes_max = if operation.has_data() { step_bytes_max } else { u64::MAX };
+        let step_bytes_max = step_bytes_max(operation, data_step_bytes_max);
         let in_steps = length_bytes > step_bytes_max;
         if self.under_way.has_to_wait(operation.writes(), &range, in_steps) {
             return served.put_back(slot, &mut self.blocked);

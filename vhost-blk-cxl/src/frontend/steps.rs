@@ -1,4 +1,4 @@
-//! Requests with more data than is sent at once: they are carried out step by step.
+//! Requests with more data than is sent at once, and long discards: they are carried out step by step.
 //!
 //! To those who carry requests out, each step is a request of its own. The guest is answered after the last one, or the
 //! first one that fails. Steps wait in the queue for what is to be sent again, so that no new request overtakes them for long.
@@ -9,7 +9,7 @@
 use cxl_pool::Memory;
 use vhost_frontend::CopyError;
 
-use super::device::REQUEST_BYTES_MAX;
+use super::device::{REQUEST_BYTES_MAX, SECTOR_BYTES, range_sectors_max};
 use super::disk::Disk;
 use super::place::Place;
 use super::serve::copy_out;
@@ -18,6 +18,16 @@ use crate::message::Operation;
 
 /// Steps are no shorter, however small a share is, nor than a block of the volume.
 const STEP_BYTES_LEAST: u64 = 4096;
+
+/// How many bytes a step of a request has at most, if it is so many with data.
+pub(super) fn step_bytes_max(operation: Operation, with_data: u64) -> u64 {
+    match operation {
+        Operation::Read | Operation::Write => with_data,
+        // Where there are several places devices may have to write zeroes for it: as many as a guest may ask for at once.
+        Operation::Discard => u64::from(range_sectors_max(false)) * SECTOR_BYTES,
+        Operation::Flush | Operation::WriteZeroes => u64::MAX,
+    }
+}
 
 impl Slot {
     /// Begins a request, of which a step has so many bytes at most. Its data has no place yet.
@@ -39,7 +49,7 @@ impl Slot {
 
 impl<M: Memory> Disk<M> {
     /// How many bytes a step of a request with data has at most now: whole blocks.
-    pub(super) fn step_bytes_max(&self) -> u64 {
+    pub(super) fn data_step_bytes_max(&self) -> u64 {
         let Some(pacer) = &self.pacer else { return REQUEST_BYTES_MAX };
         let least = u64::from(self.object.block_bytes).max(STEP_BYTES_LEAST);
         (pacer.at_once_bytes() / least * least).clamp(least, REQUEST_BYTES_MAX)
@@ -47,7 +57,7 @@ impl<M: Memory> Disk<M> {
 
     /// A step is done: queues the next one. False if there is none, or if nobody waits for it.
     pub(super) fn next_step(&mut self, index: u16) -> Result<bool, CopyError> {
-        let step_bytes_max = self.step_bytes_max();
+        let step_bytes_max = step_bytes_max(self.slots.get(index).operation, self.data_step_bytes_max());
         let slot = self.slots.get_mut(index);
         if slot.left_bytes == 0 || slot.state != State::Sent {
             return Ok(false);

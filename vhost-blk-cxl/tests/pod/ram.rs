@@ -54,6 +54,8 @@ struct State {
     log: Vec<Given>,
     depth: usize,
     in_order: bool,
+    /// What is discarded stays as it is.
+    keeps_discarded: bool,
     /// Writes, or reads, that begin at this offset are kept, whatever else is carried out.
     keeps: Option<(bool, u64)>,
 }
@@ -85,6 +87,7 @@ impl Control {
             log: Vec::new(),
             depth: usize::MAX,
             in_order: true,
+            keeps_discarded: false,
             keeps: None,
         };
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
@@ -158,6 +161,11 @@ impl Control {
 
     pub fn set_depth(&self, depth: usize) {
         self.state.lock().unwrap().depth = depth;
+    }
+
+    /// What it does with a discard is up to it: this one does nothing.
+    pub fn keep_discarded(&self) {
+        self.state.lock().unwrap().keeps_discarded = true;
     }
 
     pub fn finish_backwards(&self) {
@@ -278,6 +286,7 @@ impl<M: Memory> Ssd for RamSsd<M> {
                     Operation::Write => {
                         given.pieces(|data, place| self.memory.read(data, &mut state.bytes[place]));
                     }
+                    Operation::Discard if state.keeps_discarded => {}
                     Operation::Discard | Operation::WriteZeroes => state.bytes[at..end].fill(0),
                     Operation::Flush => {}
                 }

@@ -280,7 +280,9 @@ impl<M: Memory> MirroredDisk<M> {
         let Some(work) = self.works.remove(index) else { return };
         self.not_under_way(index);
         let next = self.works.next_sequence();
-        self.guest.end(&self.disk, &work.request, status, work.sequence, next);
+        // What the guest asked for, whatever the replicas were.
+        let request = Request { operation: self.disk.slots.get(index).operation, ..work.request };
+        self.guest.end(&self.disk, &request, status, work.sequence, next);
         self.recheck = true;
     }
 }

@@ -7,7 +7,9 @@
 //!   that it may take for in sync because it was told that they are. A replica that misses something is reported. Until the
 //!   controller has confirmed that it does not count any more, which it writes down first, the guest waits: a replica that
 //!   lacks what was acknowledged is never taken for good later.
-//! - A read, when one replica in sync has answered it: the one with the fewest requests, else the first.
+//! - A read, when one replica in sync has answered it: the one with the fewest requests, of which one on our own host may have a few
+//!   more, else the first.
+//! - A discard is carried out as zeroes that may be unmapped: devices do with it what they like, and reads come from any of them.
 //! - Writes that meet, and a read and a write that do, are carried out one after the other, in the order in which they came:
 //!   replicas would order them differently, and two reads could see a write come and go. So a read never sees a write that is
 //!   not on all replicas that count, whichever of them the successor of this frontend takes for right.
@@ -151,7 +153,7 @@ impl<M: Memory> MirroredDisk<M> {
             return self.disk.submit_without_channel();
         }
         let Self { disk, guest, works, waiting, .. } = self;
-        let moved = guest.take(disk, |request| waiting.extend(works.enter(request)));
+        let moved = guest.take(disk, |request| waiting.extend(works.enter(request.same_everywhere())));
         if moved || self.recheck {
             self.pump();
         }

@@ -233,6 +233,7 @@ impl<M: Memory> StripedDisk<M> {
             self.differ_in(&request);
             twin = None;
         }
+        let request = if twin.is_some() { request.same_everywhere() } else { request };
         for column in [Some(piece.column), twin].into_iter().flatten() {
             let Some(index) = self.enter(Owner::Guest(job), column, request) else { continue };
             if let Some(part) = self.parts.get_mut(index) {
