@@ -1,11 +1,11 @@
-//! A guest that writes, has zeros written, flushes and reads, and keeps a log of what it was told, to compare a disk with.
+//! A guest that writes, has zeros written, discards, flushes and reads, and keeps a log of what it was told, to compare a disk with.
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use super::{Driver, IOERR, OK, PATIENCE, SECTOR, T_FLUSH, T_IN, T_OUT, T_WRITE_ZEROES, pattern};
+use super::{Driver, IOERR, OK, PATIENCE, SECTOR, T_DISCARD, T_FLUSH, T_IN, T_OUT, T_WRITE_ZEROES, pattern};
 
 /// Few, so that writes meet.
 const SECTORS: u64 = 160;
@@ -22,6 +22,8 @@ enum Asked {
         /// is seen in any order. No flush vouches for it, the guest would have to write it again.
         suspect: bool,
     },
+    /// Nothing is promised of the range, until it is written anew.
+    Discard { sector: u64, sectors: u64 },
     /// With what each sector had been acknowledged to hold before.
     Flush(Vec<u64>),
     /// With what each sector of the range must hold at least.
@@ -101,7 +103,8 @@ impl Witness {
 
     fn is_being_written(&self, sector: u64, sectors: u64) -> bool {
         self.in_flight.values().any(|(_, asked)| match asked {
-            Asked::Write { sector: other, sectors: length, .. } => {
+            Asked::Write { sector: other, sectors: length, .. }
+            | Asked::Discard { sector: other, sectors: length } => {
                 *other < sector + sectors && sector < *other + *length
             }
             _ => false,
@@ -124,6 +127,7 @@ impl Witness {
             // One write at a time to a sector: the order of two would be anybody's.
             _ if self.is_being_written(sector, sectors) => {}
             _ if self.below(5) == 0 => self.write_zeros(place, sector, sectors),
+            _ if self.below(8) == 0 => self.discard(place, sector, sectors),
             _ => self.write(place, sector, sectors),
         }
     }
@@ -181,6 +185,34 @@ impl Witness {
         self.ask(place, T_WRITE_ZEROES, 0, range.len() as u32, asked);
     }
 
+    /// From here on the sectors may be zeros, or whatever they ever were.
+    fn discard(&mut self, place: u64, sector: u64, sectors: u64) {
+        self.versions += 1;
+        let range = sector as usize..(sector + sectors) as usize;
+        for at in range.clone() {
+            self.issued[at] = self.versions;
+            self.zeros[at].push(self.versions);
+        }
+        self.acknowledged[range.clone()].fill(0);
+        self.durable[range.clone()].fill(0);
+        for (_, asked) in self.in_flight.values_mut() {
+            match asked {
+                Asked::Flush(vouched) => vouched[range.clone()].fill(0),
+                Asked::Read { sector: from, least } => {
+                    for (at, least) in (*from as usize..).zip(least) {
+                        *least = if range.contains(&at) { 0 } else { *least };
+                    }
+                }
+                Asked::Write { .. } | Asked::Discard { .. } => {}
+            }
+        }
+        let mut bytes = sector.to_le_bytes().to_vec();
+        bytes.extend((sectors as u32).to_le_bytes());
+        bytes.extend(0_u32.to_le_bytes());
+        self.driver.write(self.driver.place(place).data, &bytes);
+        self.ask(place, T_DISCARD, 0, bytes.len() as u32, Asked::Discard { sector, sectors });
+    }
+
     fn answered(&mut self, queue: usize, head: u16) -> Result<(), String> {
         let (place, asked) = self.in_flight.remove(&(queue, head)).expect("each request is answered once");
         let status = self.driver.status(place);
@@ -193,12 +225,12 @@ impl Witness {
                     match asked {
                         Asked::Flush(vouched) => vouched.clone_from(&self.durable),
                         Asked::Write { suspect, .. } => *suspect = true,
-                        Asked::Read { .. } => {}
+                        Asked::Discard { .. } | Asked::Read { .. } => {}
                     }
                 }
             }
             _ if status != OK => return Err(format!("status {status}")),
-            Asked::Write { suspect: true, .. } => {}
+            Asked::Write { suspect: true, .. } | Asked::Discard { .. } => {}
             Asked::Write { sector, version, sectors, .. } => {
                 for sector in sector as usize..(sector + sectors) as usize {
                     self.acknowledged[sector] = version;
