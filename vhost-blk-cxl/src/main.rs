@@ -309,6 +309,7 @@ fn start<M: Memory>(
         let worker = WorkerConfig::new(&config.run, config.blk.frontend_cpu, fence);
         let mut frontend = Frontend::start(memory, run, worker, doorbell, Some(reporter), Some(pool_file))?;
         frontend.set_replica_timeout(config.blk.replica_timeout());
+        frontend.set_host(config.host.id).map_err(anyhow::Error::msg)?;
         let (run, endpoint) = (config.run_directory(), EndpointId::new(config.host.id, role));
         frontend
             .join_host(&run, endpoint)

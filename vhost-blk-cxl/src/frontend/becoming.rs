@@ -68,8 +68,8 @@ impl<M: Memory> FrontendTask<M> {
     pub(super) fn tell_ready_channels(&mut self, lease: LeaseId) {
         let Some(disk) = self.spread.get_mut(&lease) else { return };
         for id in disk.channels() {
-            if self.channels.get(&id).is_some_and(|channel| channel.ready) {
-                disk.channel_is_ready(id);
+            if let Some(channel) = self.channels.get(&id).filter(|channel| channel.ready) {
+                disk.channel_is_ready(id, self.host == Some(channel.data.peer.host));
             }
         }
     }

@@ -40,7 +40,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cxl_channel::doorbell::DoorbellListener;
-use cxl_pool::{Area, EndpointId, FileIdentity, Memory};
+use cxl_pool::{Area, EndpointId, FileIdentity, HostId, Memory};
 use pod_protocol::config::Wakeup;
 use pod_protocol::endpoint::{Handler, Reporter};
 use pod_protocol::ids::{LeaseId, RegionId};
@@ -148,6 +148,11 @@ impl Frontend {
     /// It is this frontend of its host. To be called before it has disks.
     pub fn join_host(&mut self, run: &RunDirectory, endpoint: EndpointId) -> io::Result<()> {
         self.meter.join_host(run, endpoint)
+    }
+
+    /// It is on this host: reads of mirrored disks go to replicas there, if these are not busy. To be called before it has channels.
+    pub fn set_host(&mut self, host: HostId) -> Result<(), String> {
+        self.send(Message::Host(host))
     }
 
     /// Goes on without replicas that keep a request for longer than this. Without a limit guests wait for them.

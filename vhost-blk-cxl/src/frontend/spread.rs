@@ -94,12 +94,19 @@ impl<M: Memory> SpreadDisk<M> {
         either!(self, it => it.channel_restarts(channel));
     }
 
-    pub(super) fn channel_ready(&mut self, channel: ChannelId) {
-        either!(self, it => it.channel_ready(channel));
+    /// A channel can be used, to a backend that is on our own host or on another one.
+    pub(super) fn channel_ready(&mut self, channel: ChannelId, near: bool) {
+        match self {
+            Self::Mirrored(it) => it.channel_ready(channel, near),
+            Self::Striped(it) => it.channel_ready(channel),
+        }
     }
 
-    pub(super) fn channel_is_ready(&mut self, channel: ChannelId) {
-        either!(self, it => it.channel_is_ready(channel));
+    pub(super) fn channel_is_ready(&mut self, channel: ChannelId, near: bool) {
+        match self {
+            Self::Mirrored(it) => it.channel_is_ready(channel, near),
+            Self::Striped(it) => it.channel_is_ready(channel),
+        }
     }
 
     pub(super) fn channel_removed(&mut self, channel: ChannelId) {

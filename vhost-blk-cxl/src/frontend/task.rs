@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::SyncSender;
 use std::time::Instant;
 
-use cxl_pool::{Area, Memory, regions};
+use cxl_pool::{Area, HostId, Memory, regions};
 use pod_protocol::data_channel::DataChannel;
 use pod_protocol::endpoint::Reporter;
 use pod_protocol::ids::{ChannelId, LeaseId};
@@ -30,6 +30,8 @@ const TIMER: Token = Token(u64::MAX >> 1);
 
 /// What the worker is told.
 pub(crate) enum Message {
+    /// It is this host's frontend.
+    Host(HostId),
     /// Have this channel, in this generation.
     Channel(ChannelObject, Reply<Result<(), String>>),
     /// Have it no longer.
@@ -70,6 +72,8 @@ pub(crate) enum Message {
 pub(crate) struct FrontendTask<M: Memory> {
     pub(super) memory: M,
     run: RunDirectory,
+    /// Where this is.
+    pub(super) host: Option<HostId>,
     /// Whether peers that sleep are to be woken.
     rings_doorbells: bool,
     pub(super) channels: BTreeMap<ChannelId, Channel<M>>,
@@ -98,6 +102,7 @@ impl<M: Memory> FrontendTask<M> {
         Self {
             memory,
             run,
+            host: None,
             rings_doorbells,
             channels: BTreeMap::new(),
             disks: BTreeMap::new(),
@@ -244,6 +249,7 @@ impl<M: Memory> Task for FrontendTask<M> {
 
     fn message(&mut self, message: Message, sources: &mut Sources) {
         match message {
+            Message::Host(host) => self.host = Some(host),
             Message::Channel(object, opened) => opened.send(self.channel(&object)),
             Message::RemoveChannel(id) => {
                 self.channels.remove(&id);
@@ -320,12 +326,13 @@ impl<M: Memory> Task for FrontendTask<M> {
                 if !channel.ready {
                     continue;
                 }
-                info!(channel = %id, "channel is ready");
+                let near = self.host == Some(channel.data.peer.host);
+                info!(channel = %id, near, "channel is ready");
                 for disk in self.disks.values_mut().filter(|disk| disk.object().route.channel == id) {
                     disk.channel_ready();
                 }
                 for disk in self.spread.values_mut() {
-                    disk.channel_ready(id);
+                    disk.channel_ready(id, near);
                 }
             }
             answered |= self.receive(id);

@@ -25,6 +25,7 @@ mod mirror_losses;
 mod mirror_moves;
 mod mirror_order;
 mod moves;
+mod near;
 mod neighbours;
 mod one_host;
 mod order;

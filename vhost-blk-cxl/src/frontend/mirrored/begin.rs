@@ -105,7 +105,7 @@ impl<M: Memory> MirroredDisk<M> {
             .iter()
             .enumerate()
             .filter(|(replica, it)| it.gets_reads() && !work.tried[*replica])
-            .min_by_key(|(replica, it)| (it.queue.len() + it.sent as usize, *replica))
+            .min_by_key(|(replica, it)| (it.distance(), *replica))
             .map(|(replica, _)| replica);
         let Some(replica) = nearest else {
             let mut good = self.replicas.iter().zip(work.tried).filter(|(replica, _)| replica.in_sync);

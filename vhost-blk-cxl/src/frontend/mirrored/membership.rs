@@ -323,18 +323,22 @@ impl<M: Memory> MirroredDisk<M> {
     }
 
     /// A channel can be used: nothing of its earlier generation is being carried out any more.
-    pub(crate) fn channel_ready(&mut self, channel: ChannelId) {
+    pub(crate) fn channel_ready(&mut self, channel: ChannelId, near: bool) {
         for gone in self.departed.extract_if(.., |gone| gone.is_on(channel)) {
             for buffer in gone.orphans.into_iter().filter_map(|orphan| orphan.buffer) {
                 self.disk.buffers.free(buffer);
             }
         }
-        self.channel_is_ready(channel);
+        self.channel_is_ready(channel, near);
     }
 
-    /// A channel can be used by replicas that did not use it yet. One that is gone may have something under way there.
-    pub(crate) fn channel_is_ready(&mut self, channel: ChannelId) {
+    /// A channel can be used by replicas that did not use it yet. One that is gone may have something under way there. The backend is
+    /// on our own host, or on another one.
+    pub(crate) fn channel_is_ready(&mut self, channel: ChannelId, near: bool) {
         for index in 0..self.replicas.len() {
+            if self.replicas[index].is_on(channel) {
+                self.replicas[index].near = near;
+            }
             if self.replicas[index].is_on(channel) && !self.replicas[index].ready {
                 self.begin_to_use(index);
             }

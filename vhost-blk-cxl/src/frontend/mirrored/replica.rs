@@ -11,6 +11,9 @@ use super::super::regions::Regions;
 use super::super::unflushed::Unflushed;
 use crate::message::{Holder, Tag};
 
+/// So many more requests than others a replica on the frontend's own host has before reads go to those.
+const NEAR_REQUESTS: usize = 4;
+
 /// How far a stale replica has come on its way back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Resync {
@@ -56,6 +59,8 @@ pub(super) struct Replica {
     pub(super) leaving: bool,
     /// Its channel can be used.
     pub(super) ready: bool,
+    /// Its SSD is on the frontend's own host.
+    pub(super) near: bool,
     /// Its backend refused the lease's current generation: wait until the controller says something new.
     pub(super) refused: bool,
     /// What is to be sent to it.
@@ -99,6 +104,7 @@ impl Replica {
             away: object.away,
             leaving: object.leaving,
             ready: false,
+            near: false,
             refused: false,
             queue: VecDeque::new(),
             sent: 0,
@@ -138,6 +144,13 @@ impl Replica {
     /// Whether reads may go to it: it is known to the controller as good, and answers.
     pub(super) fn gets_reads(&self) -> bool {
         self.in_sync && self.failing.is_none() && self.is_there()
+    }
+
+    /// How far it is from answering a read, in requests. Those of another host pass the fabric twice, which is worth waiting for a few
+    /// of one that is near.
+    pub(super) fn distance(&self) -> (usize, bool) {
+        let requests = self.queue.len() + self.sent as usize;
+        (requests.saturating_sub(if self.near { NEAR_REQUESTS } else { 0 }), !self.near)
     }
 
     /// Whether it can be asked anything.
