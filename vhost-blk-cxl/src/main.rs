@@ -128,7 +128,8 @@ fn serve<M: Memory>(
     })
 }
 
-/// Opens all SSDs that can be opened. One that cannot, because it is broken or not there yet, keeps nobody from using the others.
+/// Opens all SSDs that can be opened. One that cannot, because it is broken or not there yet, keeps nobody from using the others, unless a
+/// predecessor's requests may be under way there: they would fill memory that is in use again by then.
 fn open_ssds(config: &HostConfig, pool: &Pool) -> anyhow::Result<Ssds> {
     let mut opened = Ssds::default();
     let mut errors = Vec::new();
@@ -144,6 +145,12 @@ fn open_ssds(config: &HostConfig, pool: &Pool) -> anyhow::Result<Ssds> {
             }
             Err(error) if error.downcast_ref::<OpenError>().is_some_and(|error| !error.may_pass()) => {
                 return Err(error);
+            }
+            Err(error) if error.downcast_ref::<OpenError>().is_some_and(OpenError::may_hide_requests) => {
+                return Err(error.context(
+                    "requests of a process of before may still be under way on an SSD, with memory of the pool: the backend cannot start \
+                     before they have ended",
+                ));
             }
             Err(error) => {
                 errors.push(error);

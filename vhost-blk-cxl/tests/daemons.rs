@@ -8,14 +8,14 @@ mod processes;
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use cxl_pool::CoherenceMode;
 use pod::{ALL_FEATURES, Driver, OK, T_IN, T_OUT, pattern};
-use pod_api::{ChangeVolume, CreateVolume, DeviceHealth, DeviceKind};
+use pod_api::{ChangeVolume, CreateInstance, CreateVolume, DeviceHealth, DeviceKind};
 use pod_controller::config::Config;
 use processes::{Controller, Daemon, Load, PATIENCE, Pod, Side, VOLUME_BYTES, client, retry};
 
@@ -207,10 +207,8 @@ fn a_frontend_offers_its_disk_before_the_backend_is_there() {
 fn an_ssd_that_is_not_there_keeps_nobody_from_the_others() {
     let mut pod = Pod::start(CoherenceMode::Hardware, "socket");
     pod.kill(Side::Backend);
-    let (config, missing) =
-        (pod.directory.path().join("backend.toml"), pod.directory.path().join("late.img"));
-    let table = format!("[[ssd]]\nname = \"ssd1\"\ndriver = \"file\"\npath = \"{}\"\n", missing.display());
-    fs::write(&config, fs::read_to_string(&config).unwrap() + &table).unwrap();
+    let missing = pod.directory.path().join("late.img");
+    add_ssd(&pod, "file", &missing);
     pod.start_daemon(Side::Backend);
     let mut load = Load::connect(&pod.socket);
     load.work(300);
@@ -237,15 +235,8 @@ fn an_ssd_that_is_not_there_keeps_nobody_from_the_others() {
     load.finish(&pod);
 }
 
-/// It has no place for a table: the controller says what is there to each backend that begins.
-#[test]
-fn a_volume_on_the_disk_of_another_program_is_wiped_too() {
-    const BYTES: usize = 1 << 20;
-    let mut pod = Pod::start(CoherenceMode::Hardware, "socket");
-    pod.kill(Side::Backend);
-    let root = pod.directory.path().to_owned();
-    let (disk, socket) = (root.join("disk"), root.join("target.sock"));
-    fs::write(&disk, vec![7; 8 * BYTES]).unwrap();
+/// Another program that serves a file as a disk.
+fn serve_disk(disk: &Path, socket: &Path) -> Daemon {
     let target = Command::new("setpriv")
         .args(["--pdeathsig", "KILL", "qemu-storage-daemon", "--blockdev"])
         .arg(format!("driver=file,node-name=f0,filename={}", disk.display()))
@@ -255,12 +246,29 @@ fn a_volume_on_the_disk_of_another_program_is_wiped_too() {
             socket.display()
         ))
         .spawn();
-    let _target = Daemon(target.expect("qemu-storage-daemon: apt-get install qemu-utils qemu-system-x86"));
-    pod::eventually(|| UnixStream::connect(&socket).is_ok());
-    let config = root.join("backend.toml");
-    let table =
-        format!("[[ssd]]\nname = \"ssd1\"\ndriver = \"vhost-user\"\npath = \"{}\"\n", socket.display());
+    let target = Daemon(target.expect("qemu-storage-daemon: apt-get install qemu-utils qemu-system-x86"));
+    pod::eventually(|| UnixStream::connect(socket).is_ok());
+    target
+}
+
+/// Gives the host of the backend one more SSD, from its next start on.
+fn add_ssd(pod: &Pod, driver: &str, path: &Path) {
+    let config = pod.directory.path().join("backend.toml");
+    let table = format!("[[ssd]]\nname = \"ssd1\"\ndriver = \"{driver}\"\npath = \"{}\"\n", path.display());
     fs::write(&config, fs::read_to_string(&config).unwrap() + &table).unwrap();
+}
+
+/// It has no place for a table: the controller says what is there to each backend that begins.
+#[test]
+fn a_volume_on_the_disk_of_another_program_is_wiped_too() {
+    const BYTES: usize = 1 << 20;
+    let mut pod = Pod::start(CoherenceMode::Hardware, "socket");
+    pod.kill(Side::Backend);
+    let root = pod.directory.path().to_owned();
+    let (disk, socket) = (root.join("disk"), root.join("target.sock"));
+    fs::write(&disk, vec![7; 8 * BYTES]).unwrap();
+    let _target = serve_disk(&disk, &socket);
+    add_ssd(&pod, "vhost-user", &socket);
     pod.start_daemon(Side::Backend);
     let size = "1M".parse().unwrap();
     let request = CreateVolume { device: Some("h2/ssd1".to_owned()), ..CreateVolume::new("tenant", size) };
@@ -274,6 +282,71 @@ fn a_volume_on_the_disk_of_another_program_is_wiped_too() {
     let wiped = start..start + BYTES;
     let expected = |at: usize| if wiped.contains(&at) { 0 } else { 7 };
     assert!(data.iter().enumerate().all(|(at, &byte)| byte == expected(at)), "others are left alone");
+}
+
+/// Each time another process takes over what it had.
+#[test]
+fn the_program_behind_a_disk_is_killed_under_load_and_nothing_is_lost() {
+    let mut pod = Pod::start(CoherenceMode::Software, "socket");
+    pod.kill(Side::Backend);
+    let root = pod.directory.path().to_owned();
+    let (disk, socket) = (root.join("disk"), root.join("target.sock"));
+    File::create(&disk).unwrap().set_len(16 << 20).unwrap();
+    let mut target = serve_disk(&disk, &socket);
+    add_ssd(&pod, "vhost-user", &socket);
+    pod.start_daemon(Side::Backend);
+    let size = "8M".parse().unwrap();
+    let volume = CreateVolume { device: Some("h2/ssd1".to_owned()), ..CreateVolume::new("tenant", size) };
+    let start = retry(Instant::now(), || client(&pod).create_volume(&volume)).start_bytes;
+    let request = CreateInstance {
+        name: "tenant".to_owned(),
+        host: "h1".to_owned(),
+        volumes: vec!["tenant".to_owned()],
+        ..CreateInstance::default()
+    };
+    let instance = retry(Instant::now(), || client(&pod).create_instance(&request, PATIENCE / 2));
+    let mut load = Load::connect(Path::new(&instance.disks[0].socket));
+    // Else a flush would say that what was not flushed may be lost with the program.
+    load.write_through();
+    load.work(1000);
+    for _ in 0..3 {
+        target.kill();
+        std::thread::sleep(Duration::from_millis(100));
+        load.collect();
+        target = serve_disk(&disk, &socket);
+        load.work(1000);
+    }
+    load.finish_on(&disk, start);
+}
+
+/// What it is doing with an SSD fills memory of the pool, and may be at that for as long as the kernel keeps its lock.
+#[test]
+fn a_backend_waits_for_the_end_of_what_a_predecessor_does_with_an_ssd() {
+    let mut pod = Pod::start(CoherenceMode::Hardware, "socket");
+    let mut load = Load::connect(&pod.socket);
+    load.work(300);
+    let root = pod.directory.path().to_owned();
+    let (file, socket, config) = (root.join("held.img"), root.join("silent.sock"), root.join("backend.toml"));
+    let held = File::create(&file).unwrap();
+    held.set_len(64 << 20).unwrap();
+    held.lock().unwrap();
+    let _silent = UnixListener::bind(&socket).unwrap();
+    let others = fs::read_to_string(&config).unwrap();
+    for (times, driver, path) in [(1, "vhost-user", &socket), (2, "file", &file)] {
+        pod.kill(Side::Backend);
+        fs::write(&config, &others).unwrap();
+        add_ssd(&pod, driver, path);
+        pod.start_daemon(Side::Backend);
+        let backend = &mut pod.backend.as_mut().unwrap().0;
+        retry(Instant::now(), || backend.try_wait().unwrap().ok_or("it goes on"));
+        let log = fs::read_to_string(root.join("log")).unwrap();
+        assert!(!backend.wait().unwrap().success());
+        assert_eq!(log.matches("may still be under way").count(), times, "{log}");
+    }
+    drop(held);
+    pod.start_daemon(Side::Backend);
+    load.work(300);
+    load.finish(&pod);
 }
 
 /// Whoever pulls an SSD and puts an empty one in its place finds it left alone, not its volumes empty.

@@ -307,7 +307,8 @@ impl Handler for Backend {
     }
 
     fn scrub(&mut self, _region: RegionId, area: Area) -> Result<(), String> {
-        // A dead predecessor's requests have ended: they held the locks of the devices that we hold now.
+        // A dead predecessor's requests have ended: they held the locks of the devices that we hold now, and of those that were left out
+        // none can have any.
         self.drained(|reply| Message::Scrub(area, reply))?
     }
 

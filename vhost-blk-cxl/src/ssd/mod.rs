@@ -224,6 +224,15 @@ pub enum OpenError {
 }
 
 impl OpenError {
+    /// Whether requests of a process of before may still be under way there, which fill or read memory of the pool.
+    pub fn may_hide_requests(&self) -> bool {
+        match self {
+            Self::Locked { .. } => true,
+            Self::Io { source, .. } => source.kind() == std::io::ErrorKind::TimedOut,
+            Self::Missing { .. } | Self::NotADisk { .. } | Self::TooSmall { .. } => false,
+        }
+    }
+
     /// Whether the same device may be opened later, with the same configuration.
     pub fn may_pass(&self) -> bool {
         !matches!(self, Self::NotADisk { .. })

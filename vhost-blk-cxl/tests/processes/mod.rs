@@ -36,7 +36,7 @@ pub enum Side {
 pub struct Daemon(pub Child);
 
 impl Daemon {
-    fn kill(mut self) {
+    pub fn kill(mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
         std::mem::forget(self);
@@ -229,6 +229,12 @@ impl Load {
         Self { driver, in_flight: HashMap::new(), work, done: 0 }
     }
 
+    /// The guest has no write cache from here on.
+    pub fn write_through(&mut self) {
+        self.driver.guest.set_config(32, &[0]);
+        assert_eq!(self.driver.guest.config(60)[32], 0);
+    }
+
     pub fn reconnect(&mut self, socket: &Path) {
         self.driver.guest.disconnect();
         self.driver.guest.connect(socket, ALL_FEATURES);
@@ -314,17 +320,22 @@ impl Load {
 
     /// Waits for the end of everything, and compares the SSD with what was written.
     pub fn finish(&mut self, pod: &Pod) {
+        self.finish_on(&pod.directory.path().join("ssd.img"), pod.volume_start);
+    }
+
+    /// The same, of a volume that lies elsewhere.
+    pub fn finish_on(&mut self, ssd: &Path, volume_start: u64) {
         let began = Instant::now();
         while !self.in_flight.is_empty() {
             self.collect();
             assert!(began.elapsed() < PATIENCE, "stuck with {} requests in flight", self.in_flight.len());
         }
         assert!(self.driver.guest.used(0).is_none() && self.driver.guest.used(1).is_none());
-        let ssd = File::open(pod.directory.path().join("ssd.img")).unwrap();
+        let ssd = File::open(ssd).unwrap();
         for index in 0..WORKERS {
             let expected = Self::data(index, self.work[index as usize].version);
             let mut found = vec![0; expected.len()];
-            ssd.read_exact_at(&mut found, pod.volume_start + index * REGION_BYTES).unwrap();
+            ssd.read_exact_at(&mut found, volume_start + index * REGION_BYTES).unwrap();
             assert!(found == expected, "the SSD does not have version {:?}", self.work[index as usize]);
         }
         const { assert!(WORKERS * REGION_BYTES <= VOLUME_BYTES) };

@@ -2,9 +2,12 @@
 #![allow(unsafe_code)] // two crates want one descriptor as different types
 
 use std::io;
+use std::net::Shutdown;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use cxl_pool::Pool;
@@ -88,18 +91,15 @@ impl Connection {
     /// Connects to a target and gives it the pool as its memory.
     pub(super) fn open(target: &Target) -> Result<Self, OpenError> {
         let Target { name, path, pool } = target;
-        let failed = |what: &'static str, source: io::Error| OpenError::Io {
-            ssd: name.clone(),
-            what,
-            path: path.display().to_string(),
-            source,
+        let began = Instant::now();
+        let failed = |what: &'static str, source: io::Error| {
+            let is_late = began.elapsed() >= PATIENCE;
+            let source = if is_late { io::Error::new(io::ErrorKind::TimedOut, source) } else { source };
+            OpenError::Io { ssd: name.clone(), what, path: path.display().to_string(), source }
         };
         let socket = UnixStream::connect(path).map_err(|source| failed("connect to", source))?;
         let watched = socket.try_clone().map_err(|source| failed("watch", source))?;
-        socket
-            .set_read_timeout(Some(PATIENCE))
-            .and_then(|()| socket.set_write_timeout(Some(PATIENCE)))
-            .map_err(|source| failed("set up", source))?;
+        let _limit = limit(&socket).map_err(|source| failed("set up", source))?;
         let peer = Peer::of(&socket);
         let mut frontend = Frontend::from_stream(socket, 1);
         let (geometry, abilities) =
@@ -170,6 +170,20 @@ impl Connection {
             let _ = rustix::io::write(&self.kick, &1_u64.to_ne_bytes());
         }
     }
+}
+
+/// Ends a conversation that has not ended in time, as long as what is returned is there. The crate that leads it takes no timeout of the
+/// socket for an error, and would wait for ever.
+fn limit(socket: &UnixStream) -> io::Result<Sender<()>> {
+    let (limit, ended) = channel();
+    let socket = socket.try_clone()?;
+    thread::Builder::new().name("target-limit".to_owned()).spawn(move || {
+        if ended.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+            // It may be closed already.
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+    })?;
+    Ok(limit)
 }
 
 fn other(error: impl std::fmt::Display) -> io::Error {
