@@ -33,7 +33,7 @@ fn reads(pod: &MirrorPod, before: &mut [usize]) -> Vec<usize> {
 
 #[test]
 fn one_read_at_a_time_goes_to_the_replica_that_is_near() {
-    let mut pod = pod_near(61, (2, 2), 1);
+    let pod = pod_near(61, (2, 2), 1);
     let mut driver = pod.driver();
     let mut before = [0; 2];
     reads(&pod, &mut before);

@@ -44,6 +44,7 @@ impl Given {
     }
 }
 
+#[expect(clippy::struct_excessive_bools, reason = "tests want one thing of a device, or another")]
 struct State {
     bytes: Vec<u8>,
     /// How many commands are carried out before they are kept.
