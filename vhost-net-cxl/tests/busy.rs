@@ -17,13 +17,15 @@ use std::process::{self, Command};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cxl_pool::{CoherenceMode, CreateOptions, HardwareMemory, Memory, Pool, SoftwareMemory};
-use pod_protocol::objects::{Object, PortObject, RegistrationObject, RegistrationState};
+use pod_protocol::objects::{
+    NicPolicy, Object, PortObject, RateLimit, RegistrationObject, RegistrationState,
+};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
 use crate::guest::Guest;
 use crate::pod::{
-    POOL_BYTES, TestBackend, TestFrontend, Turn, all_features, area, channel, mac, port, registration, route,
-    settle,
+    POOL_BYTES, TestBackend, TestFrontend, Turn, all_features, area, channel, lease, mac, port, registration,
+    route, settle,
 };
 
 /// Counts the allocations of a thread while that tells it to.
@@ -63,78 +65,143 @@ fn turn(side: &mut dyn Turn) {
     COUNTS.set(false);
 }
 
-/// Sends frames through an echoing NIC until `count` have come back; lengths differ.
-fn echo<M: Memory>(
-    frontend: &mut TestFrontend<M>,
-    backend: &mut TestBackend<M>,
-    guest: &mut Guest,
-    count: u32,
-) {
-    let (mut sent, mut arrived) = (0, 0);
-    for _ in 0..1_000_000 {
-        if sent < count {
-            let mut frame = vec![0; 60 + (sent as usize * 37) % 1400];
-            frame[..6].copy_from_slice(&mac(200).bytes());
-            frame[6..12].copy_from_slice(&mac(1).bytes());
-            sent += u32::from(guest.send(&[0; 12], &frame));
-        }
-        turn(frontend);
-        turn(backend);
-        arrived += u32::try_from(guest.received(BUFFER_BYTES).len()).expect("few");
-        guest.transmit.reclaim_pairs();
-        if arrived == count {
-            return;
-        }
-    }
-    panic!("{arrived} of {count} frames came back");
+/// What is particular about a guest and its packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Usual,
+    /// Two pairs of queues at work.
+    TwoPairs,
+    /// It is in a VLAN.
+    Vlan,
+    /// Its rates are limited, which it does not notice.
+    Limited,
+    /// It sends to another guest of the NIC.
+    Neighbour,
 }
 
-/// A guest whose frames an echoing NIC sends back.
+const KINDS: [Kind; 5] = [Kind::Usual, Kind::TwoPairs, Kind::Vlan, Kind::Limited, Kind::Neighbour];
+
+impl Kind {
+    fn policy(self) -> NicPolicy {
+        let limit = RateLimit {
+            bytes_per_second: Some(1 << 40),
+            packets_per_second: Some(1 << 30),
+            burst_ms: 1000,
+            minimum_bytes_per_second: None,
+        };
+        match self {
+            Self::Vlan => NicPolicy { vlan: Some(10), ..NicPolicy::default() },
+            Self::Limited => NicPolicy { transmit: limit, receive: limit, ..NicPolicy::default() },
+            _ => NicPolicy::default(),
+        }
+    }
+
+    /// Frame `number`; lengths differ, and flows.
+    fn frame(self, number: u32) -> Vec<u8> {
+        let mut frame = vec![0; 60 + (number as usize * 37) % 1400];
+        let destination = if self == Self::Neighbour { mac(2) } else { mac(200) };
+        frame[..6].copy_from_slice(&destination.bytes());
+        frame[6..12].copy_from_slice(&mac(1).bytes());
+        if self == Self::TwoPairs {
+            // UDP, as far as anybody looks at it.
+            frame[12..15].copy_from_slice(&[0x08, 0x00, 0x45]);
+            frame[23] = 17;
+            frame[26..34].copy_from_slice(&[10, 0, 0, 1, 10, 0, 0, 2]);
+            frame[34..38].copy_from_slice(&[0x10, number.to_le_bytes()[0], 0, 9]);
+        }
+        frame
+    }
+}
+
+/// A guest whose frames an echoing NIC sends back, or that sends them to a neighbour.
 struct Echo<M: Memory> {
     frontend: TestFrontend<M>,
     backend: TestBackend<M>,
-    guest: Guest,
+    /// One for each pair of queues, or the neighbour behind the guest.
+    guests: Vec<Guest>,
+    kind: Kind,
 }
 
 impl<M: Memory> Echo<M> {
-    fn start(memory: &M, mut guest: Guest) -> Self {
-        let transmit_area = area(8, 8);
+    fn start(memory: &M, guest: Guest, kind: Kind) -> Self {
         let ram_area = guest.pool_file.map(|_| guest::ram_area());
         let mut frontend = TestFrontend::new(memory).with_pool_file(guest.pool_file);
         let mut backend = TestBackend::new(memory, "mode = 'echo'", area(32, 16));
         backend.apply(Object::Channel(channel(1, 1, 512, false)));
-        let registration = registration(1, 1, 1, RegistrationState::Active, transmit_area);
-        backend.apply(Object::Registration(RegistrationObject { ram_area, ..registration }));
         frontend.apply(Object::Channel(channel(1, 1, 512, true)));
-        frontend.apply(Object::Port(PortObject { ram_area, ..port(1, transmit_area, route(1, 1), None) }));
-        guest.post(QUEUE_SIZE, BUFFER_BYTES);
-        frontend.start(1, &guest, all_features());
+        let mut guests = vec![guest];
+        if matches!(kind, Kind::TwoPairs | Kind::Neighbour) {
+            guests.push(Guest::new(QUEUE_SIZE));
+        }
+        let instances = if kind == Kind::Neighbour { 2 } else { 1 };
+        for (instance, ram_area) in (1..=instances).zip([ram_area, None]) {
+            let transmit_area = area(8 * u64::from(instance), 8);
+            let registration = registration(instance, 1, 1, RegistrationState::Active, transmit_area);
+            let policy = kind.policy();
+            backend.apply(Object::Registration(RegistrationObject { ram_area, policy, ..registration }));
+            let port = port(instance, transmit_area, route(1, 1), None);
+            let queue_pairs = if kind == Kind::TwoPairs { 2 } else { 1 };
+            let policy = kind.policy();
+            frontend.apply(Object::Port(PortObject { ram_area, policy, queue_pairs, ..port }));
+        }
+        // The one whose memory may lie in the pool comes last: that is looked at then.
+        for (number, guest) in guests.iter_mut().enumerate().rev() {
+            let number = u32::try_from(number).expect("few");
+            guest.post(QUEUE_SIZE, BUFFER_BYTES);
+            let (instance, first) = if kind == Kind::Neighbour { (number + 1, 0) } else { (1, 2 * number) };
+            let first = u16::try_from(first).expect("few");
+            let receive = guest.receive.ring_as(first, all_features(), 0);
+            let transmit = guest.transmit.ring_as(first + 1, all_features(), 0);
+            frontend.task.start_ring(lease(instance), receive, None);
+            frontend.task.start_ring(lease(instance), transmit, None);
+        }
         settle(&mut [&mut frontend, &mut backend]);
-        Self { frontend, backend, guest }
+        Self { frontend, backend, guests, kind }
     }
 
+    /// Sends frames until `count` have arrived.
     fn echo(&mut self, count: u32) {
-        echo(&mut self.frontend, &mut self.backend, &mut self.guest, count);
+        let (mut sent, mut arrived) = (0, 0);
+        let senders = if self.kind == Kind::TwoPairs { 2 } else { 1 };
+        for _ in 0..1_000_000 {
+            for guest in &mut self.guests[..senders] {
+                if sent < count {
+                    sent += u32::from(guest.send(&[0; 12], &self.kind.frame(sent)));
+                }
+            }
+            turn(&mut self.frontend);
+            turn(&mut self.backend);
+            for guest in &mut self.guests {
+                arrived += u32::try_from(guest.received(BUFFER_BYTES).len()).expect("few");
+                guest.transmit.reclaim_pairs();
+            }
+            if arrived == count {
+                return;
+            }
+        }
+        panic!("{arrived} of {count} frames arrived");
     }
 }
 
-/// Runs this with each kind of pool, and with the guest's memory elsewhere and in the pool.
+/// Runs this with each kind of pool, and with the guest's memory elsewhere and in the pool, for each kind of packets.
 fn each_kind(
     hardware: impl Fn(Echo<HardwareMemory>, &str),
     software: impl Fn(Echo<SoftwareMemory>, &str),
     directory: &Path,
 ) {
     for mode in [CoherenceMode::Hardware, CoherenceMode::Software] {
-        let options =
-            CreateOptions { size_bytes: Some(POOL_BYTES), mode, force: true, ..CreateOptions::default() };
-        let path = directory.join("pool");
-        let pool = Pool::create(&path, &options).expect("a pool");
-        let file = File::options().read(true).write(true).open(&path).expect("the pool's file");
-        for guest in [Guest::new(QUEUE_SIZE), Guest::in_pool_file(&file, QUEUE_SIZE)] {
-            let kind = format!("{mode:?}, in the pool: {}", guest.pool_file.is_some());
-            match mode {
-                CoherenceMode::Hardware => hardware(Echo::start(&pool.hardware(), guest), &kind),
-                CoherenceMode::Software => software(Echo::start(&pool.software(), guest), &kind),
+        for kind in KINDS {
+            let options =
+                CreateOptions { size_bytes: Some(POOL_BYTES), mode, force: true, ..CreateOptions::default() };
+            let path = directory.join("pool");
+            let pool = Pool::create(&path, &options).expect("a pool");
+            let file = File::options().read(true).write(true).open(&path).expect("the pool's file");
+            for guest in [Guest::new(QUEUE_SIZE), Guest::in_pool_file(&file, QUEUE_SIZE)] {
+                let name = format!("{mode:?}, {kind:?}, in the pool: {}", guest.pool_file.is_some());
+                match mode {
+                    CoherenceMode::Hardware => hardware(Echo::start(&pool.hardware(), guest, kind), &name),
+                    CoherenceMode::Software => software(Echo::start(&pool.software(), guest, kind), &name),
+                }
             }
         }
     }
@@ -142,7 +209,7 @@ fn each_kind(
 
 fn expect_no_allocation<M: Memory>(mut pair: Echo<M>, kind: &str) {
     ALLOCATIONS.store(0, Ordering::Relaxed);
-    pair.echo(20_000);
+    pair.echo(5_000);
     assert_eq!(ALLOCATIONS.load(Ordering::Relaxed), 0, "{kind}");
 }
 
@@ -190,7 +257,7 @@ fn echo_confined<M: Memory>(mut pair: Echo<M>, kind: &str) {
     if control {
         std::thread::yield_now();
     }
-    pair.echo(20_000);
+    pair.echo(5_000);
     process::exit(0);
 }
 
