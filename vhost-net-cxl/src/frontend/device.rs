@@ -233,6 +233,7 @@ mod tests {
         assert!(
             has(bits::VIRTIO_NET_F_CSUM) && has(bits::VIRTIO_NET_F_GUEST_CSUM) && has(bits::VIRTIO_NET_F_MQ)
         );
+        assert!(has(bits::VIRTIO_NET_F_GUEST_ANNOUNCE), "a guest that moves announces itself");
         assert!(!has(bits::VIRTIO_NET_F_HOST_TSO4) && !has(bits::VIRTIO_NET_F_GUEST_TSO4));
         let assumed = |bit: u32| spec.assumed_features >> bit & 1 == 1;
         assert!(assumed(VIRTIO_F_VERSION_1) && assumed(bits::VIRTIO_NET_F_CSUM));

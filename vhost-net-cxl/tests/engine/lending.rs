@@ -1,11 +1,13 @@
 //! What is lent to a backend is waited for: by a queue that stops, and by a VMM that takes guest memory back.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use cxl_pool::HostId;
 use cxl_pool::simulated::{SimulatedMemory, SimulatedPool};
+use pod_protocol::config::Wakeup;
 use pod_protocol::objects::Object;
-use pod_protocol::worker::Turned;
+use pod_protocol::worker::{Turned, Worker, WorkerConfig};
 use vhost_frontend::GuestMemory;
 use vhost_net_cxl::channel_counters::ChannelBook;
 use vhost_net_cxl::channel_end::ChannelEnd;
@@ -15,7 +17,7 @@ use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestMemoryRegion, Gu
 
 use crate::echo::{QUEUE_SIZE, frame};
 use crate::guest::{Guest, QUEUE_BYTES};
-use crate::pod::{POOL_BYTES, TestFrontend, all_features, channel, lease, open, route};
+use crate::pod::{POOL_BYTES, TestFrontend, Turn, all_features, area, channel, lease, open, route};
 use crate::zero_copy::{SLOTS, offered, transmissions};
 
 /// A frontend that can be given orders, and a bare end in place of its backend.
@@ -26,7 +28,8 @@ struct Alone {
     _pool: SimulatedPool,
 }
 
-fn alone() -> Alone {
+/// A frontend with a guest in the pool, and the other end of its channel.
+fn ends() -> (TestFrontend<SimulatedMemory>, ChannelEnd<SimulatedMemory>, Guest, SimulatedPool) {
     let pool = SimulatedPool::new(1, POOL_BYTES);
     let here = pool.host(HostId::new(1));
     let guest = Guest::in_simulated_pool(&here, QUEUE_SIZE);
@@ -36,14 +39,19 @@ fn alone() -> Alone {
     frontend.start(1, &guest, all_features());
     let mut end = open(&pool.host(HostId::new(2)), &ChannelBook::default())(&channel(1, 1, SLOTS, false))
         .expect("a channel");
-    let mut frontend = Turned::new(frontend.task).expect("sources");
     for _ in 0..1000 {
-        frontend.turn();
+        frontend.turn_once();
         if end.ready() {
             break;
         }
     }
     assert!(end.ready());
+    (frontend, end, guest, pool)
+}
+
+fn alone() -> Alone {
+    let (frontend, end, guest, pool) = ends();
+    let frontend = Turned::new(frontend.task).expect("sources");
     Alone { frontend, end, guest, _pool: pool }
 }
 
@@ -73,6 +81,32 @@ fn a_queue_stops_once_its_memory_was_given_back() {
     assert!(alone.heard().is_empty());
     assert_eq!(alone.guest.transmit.used().len(), 1);
     assert_eq!(alone.frontend.call(|reply| Order::RingStopped(lease(1), 1, reply)), Some(0), "it is gone");
+}
+
+/// As whoever stops it hears it.
+#[test]
+fn a_queue_that_stops_is_answered_when_its_memory_was_given_back() {
+    let (mut frontend, mut end, mut guest, _pool) = ends();
+    assert!(guest.send(&[0; 12], &frame(1, 1514)));
+    for _ in 0..5 {
+        frontend.turn_once();
+    }
+    let heard = transmissions(&mut end);
+    assert!(heard.len() == 1 && heard[0].more, "{heard:?}");
+    let config = WorkerConfig { wakeup: Wakeup::Poll, busy_poll: Duration::ZERO, cpu: None, fence: None };
+    let worker = Worker::spawn("frontend", config, None, frontend.task).expect("a worker");
+    std::thread::scope(|scope| {
+        let stopping = scope.spawn(|| worker.call(|reply| Order::RingStopped(lease(1), 1, reply)));
+        for _ in 0..100 {
+            assert_eq!(worker.call(|reply| Order::Uses(area(8, 1), reply)), Ok(true));
+            assert!(!stopping.is_finished(), "the backend has what it was lent");
+        }
+        assert!(guest.transmit.used().is_empty());
+        end.complete(NetMessage { opcode: Opcode::TransmitDone, ..heard[0] }, Status::Sent);
+        end.publish();
+        assert_eq!(stopping.join().expect("it ends"), Ok(1));
+    });
+    assert_eq!(guest.transmit.used().len(), 1, "before it was answered");
 }
 
 #[test]

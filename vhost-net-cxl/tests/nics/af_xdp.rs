@@ -60,7 +60,7 @@ fn af_xdp_carries_frames_both_ways_and_starts_again() {
 
 /// Starts it, again and again for as long as its queues are busy, as a backend does: the kernel lets go of a socket's queue some time
 /// after its descriptor is closed, when nobody else is changing interfaces.
-fn start(nic: &mut AfXdpNic, stage: &mut Stage) {
+pub(crate) fn start(nic: &mut AfXdpNic, stage: &mut Stage) {
     let give_up = Instant::now() + DEADLINE;
     loop {
         match nic.start(&mut stage.buffers) {

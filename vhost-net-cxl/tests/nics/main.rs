@@ -1,6 +1,7 @@
 //! The drivers on real interfaces, in network namespaces of their own. Needs root, as the drivers do.
 
 mod af_xdp;
+mod falling_back;
 mod tap;
 
 use std::collections::VecDeque;
