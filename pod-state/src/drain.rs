@@ -2,7 +2,7 @@
 //! leaves in order, as far as there is somewhere to go.
 
 use std::cmp::Reverse;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cxl_pool::HostId;
 use pod_api::EventKind;
@@ -29,6 +29,23 @@ impl State {
         let volumes = self.volumes.values().filter(move |_| drained);
         volumes
             .filter(|it| !it.deleted && it.replica_on(id).is_some() && self.lease_of_volume(it.id).is_none())
+    }
+
+    /// The same of all SSDs on which any stay, for whoever asks for many: all volumes and leases are looked through once.
+    pub fn that_stay(&self) -> BTreeMap<&DeviceId, Vec<&Volume>> {
+        let mut stay: BTreeMap<&DeviceId, Vec<&Volume>> = BTreeMap::new();
+        let drained: BTreeSet<&DeviceId> = self.devices.keys().filter(|id| self.is_drained(id)).collect();
+        if drained.is_empty() {
+            return stay;
+        }
+        let leased: BTreeSet<VolumeId> = self.leases.values().filter_map(Lease::volume).collect();
+        for volume in self.volumes.values().filter(|it| !it.deleted && !leased.contains(&it.id)) {
+            let ssds: BTreeSet<&DeviceId> = volume.devices().filter(|ssd| drained.contains(ssd)).collect();
+            for ssd in ssds {
+                stay.entry(ssd).or_default().push(volume);
+            }
+        }
+        stay
     }
 
     /// Whether a host is to be empty.

@@ -10,7 +10,7 @@ use super::ssd_loads::{SsdLoads, takes_alike};
 use super::stale::Stale;
 use super::table::{Past, Was};
 use super::work::Work;
-use super::{Device, DeviceId, Effect, Kind, Lease, Refusal, State, Volume};
+use super::{Device, DeviceId, Effect, Endpoint, Kind, Lease, Refusal, State, Volume};
 
 impl State {
     /// What is found quickly; nothing in a copy of a state.
@@ -379,9 +379,15 @@ impl State {
     }
 
     /// The devices of a host.
-    pub(super) fn devices_at(&self, host: HostId) -> impl Iterator<Item = (&DeviceId, &Device)> {
+    pub fn devices_at(&self, host: HostId) -> impl Iterator<Item = (&DeviceId, &Device)> {
         let first = DeviceId { host, name: SmolStr::default() };
         self.devices.range(first..).take_while(move |(id, _)| id.host == host)
+    }
+
+    /// The daemons of a host.
+    pub fn endpoints_at(&self, host: HostId) -> impl Iterator<Item = (&EndpointId, &Endpoint)> {
+        let first = EndpointId::new(host, Role::ALL[0]);
+        self.endpoints.range(first..).take_while(move |(id, _)| id.host == host)
     }
 
     /// The leases that a frontend serves, or will.

@@ -1,3 +1,5 @@
+use std::collections::{BTreeMap, BTreeSet};
+
 use cxl_pool::HostId;
 use pod_protocol::objects::Qos;
 
@@ -54,6 +56,30 @@ impl State {
             }
         });
         u32::try_from(on.count()).unwrap_or(u32::MAX)
+    }
+
+    /// The same of each device that any lease uses, for whoever asks for many: all leases are looked through once.
+    pub fn leases_by_device(&self) -> BTreeMap<DeviceId, u32> {
+        let mut active: BTreeMap<&DeviceId, u32> = BTreeMap::new();
+        let mut on: BTreeMap<DeviceId, u32> = BTreeMap::new();
+        for lease in self.leases.values() {
+            match &lease.kind {
+                LeaseKind::Nic { active: nic, .. } => *active.entry(nic).or_default() += 1,
+                LeaseKind::Disk { volume, .. } => {
+                    // One volume may have two places on one SSD.
+                    let ssds = self.volumes.get(volume).map(|it| it.devices().collect::<BTreeSet<_>>());
+                    for ssd in ssds.into_iter().flatten() {
+                        *on.entry(ssd.clone()).or_default() += 1;
+                    }
+                }
+            }
+        }
+        for (nic, count) in active {
+            for rail in self.rails_of(nic) {
+                *on.entry(rail).or_default() += count;
+            }
+        }
+        on
     }
 
     /// How many leases would move to a NIC.

@@ -5,7 +5,7 @@
 //! what it was again.
 
 use cxl_pool::HostId;
-use pod_protocol::ids::InstanceId;
+use pod_protocol::ids::{InstanceId, LeaseId};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -101,7 +101,10 @@ impl State {
         Some(match resource {
             Resource::Host(host) => self.host_version(*host)?,
             Resource::Device(id) => self.device_version(id)?,
-            Resource::Volume(name) => self.volume_version(self.volume_named(name)?),
+            Resource::Volume(name) => {
+                let volume = self.volume_named(name)?;
+                Self::volume_version(volume, self.lease_of_volume(volume.id).map(|lease| lease.id))
+            }
             Resource::Instance(name) => self.instance_version(self.instance_named(name)?),
             Resource::InstanceType(name) => Self::type_version(name, self.types.get(name)?),
             Resource::Mchannel(instance) => self.mchannel_version(self.instance_named(instance)?.id)?,
@@ -112,7 +115,7 @@ impl State {
     /// The version of a host: its daemons, its labels, and whether it is to be empty. Not that of its devices.
     pub fn host_version(&self, host: HostId) -> Option<String> {
         let name = self.hosts.get(&host)?;
-        let endpoints: Vec<_> = self.endpoints.iter().filter(|(id, _)| id.host == host).collect();
+        let endpoints: Vec<_> = self.endpoints_at(host).collect();
         let host = ("host", host, name, self.is_drained_host(host), endpoints);
         // Without labels it is the version that controllers of 1.0 know.
         let labels = self.host_labels.get(&host.1);
@@ -125,9 +128,9 @@ impl State {
         Some(digest(&("device", id, device, self.is_drained(id))))
     }
 
-    /// The version of a volume, and of who has leased it.
-    pub fn volume_version(&self, volume: &Volume) -> String {
-        digest(&("volume", volume, self.lease_of_volume(volume.id).map(|lease| lease.id)))
+    /// The version of a volume, and of the lease on it.
+    pub fn volume_version(volume: &Volume, lease: Option<LeaseId>) -> String {
+        digest(&("volume", volume, lease))
     }
 
     /// The version of an instance and its leases.

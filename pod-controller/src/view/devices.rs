@@ -3,17 +3,32 @@ use std::collections::BTreeMap;
 use cxl_pool::EndpointId;
 use pod_api as api;
 use pod_protocol::telemetry::DeviceTelemetry;
-use pod_state::{Device, DeviceId, Health, Kind, Loads, NicLoad, Presence, Rates, SsdLoad, SsdLoads};
+use pod_state::{Device, DeviceId, Health, Kind, Loads, NicLoad, Presence, Rates, SsdLoad, SsdLoads, Volume};
 
 use super::{View, conditions};
 use crate::controller::Sample;
+
+/// Who uses a device.
+#[derive(Clone, Copy)]
+struct Uses<'a> {
+    /// How many leases.
+    leases: u32,
+    /// The volumes that stay on it, although it is to be empty.
+    stay: &'a [&'a Volume],
+}
 
 impl View {
     /// All devices.
     pub fn devices(&self, telemetry: &BTreeMap<EndpointId, Sample>) -> Vec<api::Device> {
         let loads = (&self.state.loads(), &self.state.ssd_loads());
+        let (leases, stay) = (self.state.leases_by_device(), self.state.that_stay());
         let devices = self.state.devices.iter();
-        devices.map(|(id, device)| self.show_device(id, device, telemetry, loads)).collect()
+        let show = |(id, device): (&DeviceId, &Device)| {
+            let leases = leases.get(id).copied().unwrap_or(0);
+            let uses = Uses { leases, stay: stay.get(id).map_or(&[], Vec::as_slice) };
+            self.show_device(id, device, telemetry, (loads, uses))
+        };
+        devices.map(show).collect()
     }
 
     /// The device with this name.
@@ -21,7 +36,9 @@ impl View {
         let id = self.state.device_named(name)?;
         let device = self.state.devices.get(&id)?;
         let loads = (&self.state.loads(), &self.state.ssd_loads());
-        Some(self.show_device(&id, device, telemetry, loads))
+        let stay: Vec<&Volume> = self.state.that_stay_on(&id).collect();
+        let uses = Uses { leases: self.state.leases_on(&id), stay: &stay };
+        Some(self.show_device(&id, device, telemetry, (loads, uses)))
     }
 
     fn show_device(
@@ -29,7 +46,7 @@ impl View {
         id: &DeviceId,
         device: &Device,
         telemetry: &BTreeMap<EndpointId, Sample>,
-        (nics, ssds): (&Loads, &SsdLoads),
+        ((nics, ssds), uses): ((&Loads, &SsdLoads), Uses<'_>),
     ) -> api::Device {
         let load = nics.get(id);
         let owner = EndpointId::new(id.host, device.role());
@@ -91,13 +108,13 @@ impl View {
             driver: device.driver.clone(),
             health,
             reason,
-            leases: self.state.leases_on(id),
+            leases: uses.leases,
             drained: self.state.is_drained(id),
             labels: device.labels.clone(),
             counters: counters.map(show_counters),
             conditions: Vec::new(),
         };
-        let stay: Vec<&str> = self.state.that_stay_on(id).map(|volume| volume.name.as_str()).collect();
+        let stay: Vec<&str> = uses.stay.iter().map(|volume| volume.name.as_str()).collect();
         shown.conditions = conditions::of_device(&shown, &stay);
         shown
     }

@@ -4,7 +4,7 @@ use std::time::Instant;
 use cxl_pool::{EndpointId, HostId};
 use pod_api as api;
 use pod_protocol::protocol::Spoken;
-use pod_state::Presence;
+use pod_state::{Instance, Presence};
 
 use super::{View, conditions};
 use crate::controller::Sample;
@@ -12,7 +12,15 @@ use crate::controller::Sample;
 impl View {
     /// All hosts.
     pub fn hosts(&self, members: (&BTreeMap<EndpointId, Sample>, &Spoken), now: Instant) -> Vec<api::Host> {
-        self.state.hosts.iter().map(|(id, name)| self.show_host(*id, name, members, now)).collect()
+        let mut at: BTreeMap<HostId, Vec<&Instance>> = BTreeMap::new();
+        for instance in self.state.instances.values() {
+            at.entry(instance.host).or_default().push(instance);
+        }
+        let show = |(id, name): (&HostId, &String)| {
+            let instances = at.get(id).map_or(&[][..], Vec::as_slice);
+            self.show_host((*id, name), instances, members, now)
+        };
+        self.state.hosts.iter().map(show).collect()
     }
 
     /// The host with this name.
@@ -23,19 +31,19 @@ impl View {
         now: Instant,
     ) -> Option<api::Host> {
         let id = self.state.host_named(name)?;
-        Some(self.show_host(id, name, members, now))
+        let instances = self.state.instances.values().filter(|instance| instance.host == id);
+        Some(self.show_host((id, name), &instances.collect::<Vec<_>>(), members, now))
     }
 
     fn show_host(
         &self,
-        id: HostId,
-        name: &str,
+        (id, name): (HostId, &str),
+        instances: &[&Instance],
         members: (&BTreeMap<EndpointId, Sample>, &Spoken),
         now: Instant,
     ) -> api::Host {
         let (telemetry, spoken) = members;
-        let endpoints = self.state.endpoints.iter().filter(|(endpoint, _)| endpoint.host == id);
-        let endpoints = endpoints.map(|(endpoint, known)| api::Endpoint {
+        let endpoints = self.state.endpoints_at(id).map(|(endpoint, known)| api::Endpoint {
             role: endpoint.role.to_string(),
             software: known.software.clone(),
             pid: known.pid,
@@ -51,17 +59,15 @@ impl View {
             }),
             protocol: spoken.by_endpoint(*endpoint).map(|protocol| protocol.to_string()),
         });
-        let devices = self.state.devices.keys().filter(|device| device.host == id);
-        let instances = self.state.instances.values().filter(|instance| instance.host == id);
         let mut shown = api::Host {
             name: name.to_owned(),
             id: id.get(),
             resource_version: self.state.host_version(id).unwrap_or_default(),
             endpoints: endpoints.collect(),
-            devices: devices.map(|device| self.state.device_name(device)).collect(),
+            devices: self.state.devices_at(id).map(|(device, _)| self.state.device_name(device)).collect(),
             drained: self.state.is_drained_host(id),
             labels: self.state.labels_of_host(id),
-            instances: instances.map(|instance| instance.name.clone()).collect(),
+            instances: instances.iter().map(|instance| instance.name.clone()).collect(),
             conditions: Vec::new(),
         };
         shown.conditions = conditions::of_host(&shown);

@@ -30,10 +30,10 @@ impl View {
     ) -> Vec<api::Volume> {
         // Whose each is, is found by looking through all leases: once.
         let wanted: HashSet<VolumeId> = volumes.iter().map(|volume| volume.id).collect();
-        let leases = self.state.leases.values().filter_map(|lease| Some((lease.volume()?, lease.instance)));
-        let owners: HashMap<VolumeId, InstanceId> =
+        let leases = self.state.leases.values().filter_map(|lease| Some((lease.volume()?, lease)));
+        let leases: HashMap<VolumeId, &Lease> =
             leases.filter(|(volume, _)| wanted.contains(volume)).collect();
-        let show = |volume: &&Volume| self.show_volume(volume, owners.get(&volume.id).copied(), telemetry);
+        let show = |volume: &&Volume| self.show_volume(volume, leases.get(&volume.id).copied(), telemetry);
         volumes.iter().map(show).collect()
     }
 
@@ -54,7 +54,7 @@ impl View {
     pub fn volume(&self, name: &str, telemetry: &BTreeMap<EndpointId, Sample>) -> Option<api::Volume> {
         let volume = self.state.volume_named(name)?;
         let lease = self.state.lease_of_volume(volume.id);
-        Some(self.show_volume(volume, lease.map(|lease| lease.instance), telemetry))
+        Some(self.show_volume(volume, lease, telemetry))
     }
 
     /// What a volume takes up in its places, if all of their SSDs tell.
@@ -70,10 +70,10 @@ impl View {
     fn show_volume(
         &self,
         volume: &Volume,
-        owner: Option<InstanceId>,
+        lease: Option<&Lease>,
         telemetry: &BTreeMap<EndpointId, Sample>,
     ) -> api::Volume {
-        let instance = owner.and_then(|owner| self.state.instances.get(&owner));
+        let instance = lease.and_then(|lease| self.state.instances.get(&lease.instance));
         let first = volume.replicas.first();
         let replicas = volume.places().filter(|_| volume.replicas.len() > 1);
         let replicas = replicas.map(|replica| api::VolumeReplica {
@@ -92,7 +92,7 @@ impl View {
         let mut shown = api::Volume {
             name: volume.name.clone(),
             id: volume.id.get(),
-            resource_version: self.state.volume_version(volume),
+            resource_version: State::volume_version(volume, lease.map(|lease| lease.id)),
             device: first.map_or_else(String::new, |it| self.state.device_name(&it.device)),
             start_bytes: first.map_or(0, |it| it.start_bytes),
             stripe_bytes: volume.stripe_bytes,

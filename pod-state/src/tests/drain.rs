@@ -1,6 +1,7 @@
 //! Devices and hosts that are to be empty.
 
 use super::*;
+use crate::model::{self, guest_with_volume, pod_with_ssds};
 
 fn drain(host: u16, device: Option<&str>, on: bool) -> Command {
     Command::Drain { host: HostId::new(host), device: device.map(str::to_owned), on }
@@ -102,4 +103,27 @@ fn volumes_that_are_not_used_any_more_keep_no_others_from_leaving() {
         must(&mut state, &Command::DeleteInstance { name: vm.to_owned(), force: true });
     }
     assert_eq!(moving(&state)[2..], [true, true]);
+}
+
+/// What is found of all devices at once is what is found of each.
+#[test]
+fn devices_are_told_apart_alike_one_by_one_and_all_at_once() {
+    let mut state = pod_with_ssds(&[(None, None); 3]);
+    for (name, host, replicas) in [("one", 2, 2), ("two", 3, 1)] {
+        guest_with_volume(&mut state, name, 4, host, replicas).expect("there is room");
+    }
+    must(&mut state, &model::volume("free", (Some(2), 2), Groups::default()));
+    for drained in [None, Some(2), Some(3)] {
+        if let Some(host) = drained {
+            must(&mut state, &drain(host, None, true));
+        }
+        let (leases, stay) = (state.leases_by_device(), state.that_stay());
+        assert!(leases.values().sum::<u32>() >= 3, "{leases:?}");
+        for id in state.devices.keys() {
+            assert_eq!(leases.get(id).copied().unwrap_or(0), state.leases_on(id), "{id:?}");
+            let stay: Vec<_> = stay.get(id).into_iter().flatten().map(|it| it.id).collect();
+            assert_eq!(stay, state.that_stay_on(id).map(|it| it.id).collect::<Vec<_>>(), "{id:?}");
+        }
+        assert_eq!(stay.is_empty(), drained.is_none(), "{stay:?}");
+    }
 }

@@ -84,6 +84,9 @@ fn a_lease_on_a_group_is_on_all_of_its_nics() {
         (3, "nic1", RegistrationState::Active, true),
     ];
     assert_eq!(registrations(&state), wanted.map(|(host, nic, it, other)| (host, nic.to_owned(), it, other)));
+    let leases = state.leases_by_device();
+    assert_eq!(leases, [(device(2, "nic0"), 1), (device(3, "nic1"), 1)].into());
+    assert!(state.devices.keys().all(|id| state.leases_on(id) == leases.get(id).copied().unwrap_or(0)));
 }
 
 #[test]
