@@ -1,8 +1,10 @@
 //! When devices are relieved: what passes through NICs and what SSDs do is measured, and one that carries too much for a while
 //! loses some of its leases, or volumes, to others.
 //!
-//! Decides only; time comes in as an argument. What has begun when the controller stops begins anew when it starts.
+//! Decides only; time comes in as an argument. What has begun when the controller stops begins anew when it starts; what was moved
+//! before counts on.
 
+mod before;
 mod load;
 mod picture;
 mod recent;
@@ -15,7 +17,7 @@ use std::time::{Duration, Instant};
 use cxl_pool::EndpointId;
 use pod_protocol::ids::{LeaseId, VolumeId};
 use pod_protocol::telemetry::Telemetry;
-use pod_state::{DeviceId, Measured, Rates, Relief, State, VolumeMove, VolumeRelief};
+use pod_state::{DeviceId, Lease, Measured, Rates, Relief, State, VolumeMove, VolumeRelief};
 
 use self::load::Load;
 pub use self::picture::LoadPicture;
@@ -93,6 +95,18 @@ pub struct LoadHistory {
     ssds: Watch<VolumeId>,
     looked: Option<Instant>,
     look_at: Option<Instant>,
+}
+
+impl Verdict {
+    /// The leases that may be moved, and where they are before that.
+    pub fn may_move(
+        state: &State,
+        nics: &BTreeSet<DeviceId>,
+        measured: &Measured,
+    ) -> Vec<(LeaseId, DeviceId)> {
+        let on = measured.leases.keys().filter_map(|id| Some((*id, state.leases.get(id)?.active_nic()?)));
+        on.filter(|(_, nic)| nics.contains(*nic)).map(|(id, nic)| (id, nic.clone())).collect()
+    }
 }
 
 impl BalancePolicy {
@@ -193,6 +207,24 @@ impl LoadHistory {
         verdicts
     }
 
+    /// Leases that were on these NICs have left them, as far as they are elsewhere now.
+    pub fn note_relief(&mut self, were: &[(LeaseId, DeviceId)], state: &State, now: Instant) {
+        let is_there = |id, nic| state.leases.get(id).is_none_or(|lease| lease.active_nic() == Some(nic));
+        for (lease, nic) in were.iter().filter(|(id, nic)| !is_there(id, nic)) {
+            self.nics.note_move(now, *lease, nic);
+        }
+    }
+
+    /// A volume leaves an SSD.
+    pub fn note_volume_move(&mut self, volume: VolumeId, from: &DeviceId, now: Instant) {
+        self.ssds.note_move(now, volume, from);
+    }
+
+    /// A volume that was to leave an SSD may not. It is left alone for a while.
+    pub fn note_volume_refusal(&mut self, volume: VolumeId, now: Instant) {
+        self.ssds.note_refusal(now, volume);
+    }
+
     fn due_nics(&mut self, state: &State, now: Instant, recent: &Recent, verdicts: &mut Vec<Verdict>) {
         let nics = recent.nics();
         let relief = self.policy.nics.relief;
@@ -204,7 +236,10 @@ impl LoadHistory {
         if nics.is_empty() {
             return;
         }
-        let measured = recent.measured();
+        let mut measured = recent.measured();
+        // What is decided is kept for good, with what it follows from. Of all other leases nobody asks.
+        let on = |lease: &Lease| lease.active_nic().is_some_and(|nic| nics.contains(nic));
+        measured.leases.retain(|id, _| state.leases.get(id).is_some_and(on));
         let (resting, relief) = self.nics.leeway(now);
         let plan = state.plan_relief(&nics, &measured, &resting, relief);
         for nic in self.nics.untold() {
@@ -216,9 +251,6 @@ impl LoadHistory {
             verdicts.push(Verdict::Tell(nic, format!("it carries {carries} Mbit/s: {remedy}")));
         }
         if self.nics.policy.mode == BalanceMode::Move && !plan.is_empty() {
-            for it in &plan {
-                self.nics.note_move(now, it.lease, &it.from);
-            }
             verdicts.push(Verdict::Relieve { nics, measured, resting, relief });
         }
     }
@@ -252,10 +284,7 @@ impl LoadHistory {
             verdicts.push(Verdict::Tell(ssd, format!("it does {does}: {remedy}")));
         }
         if self.ssds.policy.mode == BalanceMode::Move {
-            for it in plan {
-                self.ssds.note_move(now, it.volume, &it.from);
-                verdicts.push(Verdict::MoveVolume(it));
-            }
+            verdicts.extend(plan.into_iter().map(Verdict::MoveVolume));
         }
     }
 }

@@ -129,7 +129,9 @@ impl<M: Memory> Tenure<M> {
         let delays =
             Delays { fence: config.fence_wait(), blk_grace: config.blk_grace(), drain: config.drain() };
         let policies = (delays, config.link_policy(), config.balance_policy());
+        let told = desk.shared.journal.after(0, usize::MAX).events;
         let mut conductor = Conductor::new(world, state, recovered.term, policies);
+        conductor.remember(&told, (Instant::now(), pool_world::time_ms()));
         conductor.resume(begun, Instant::now())?;
         Ok(Self { conductor, cautious_until: cautious.map(|wait| Instant::now() + wait), detect })
     }

@@ -12,6 +12,7 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::nic_policy::promises;
+use super::sorted::Sorted;
 use super::{DeviceId, Effect, Kind, Lease, LeaseKind, Loads, State};
 
 /// What passes through NICs, and for leases, in Mbit/s of the direction in which it is more.
@@ -68,11 +69,18 @@ impl State {
         resting: &BTreeSet<LeaseId>,
         relief: Relief,
     ) -> Vec<Move> {
+        let is_spent = |moves: &[Move]| moves.len() >= relief.moves_max as usize;
+        if is_spent(&[]) {
+            return Vec::new();
+        }
         let mut loads = self.loads_now().into_owned();
         let mut carried = measured.nics.clone();
         let mut moves = Vec::new();
         let mut apart = BTreeSet::new();
         for from in overloaded {
+            if is_spent(&moves) {
+                break;
+            }
             let Some(most) = loads.get(from).map(|nic| share(nic.speed_mbps, relief.low_percent)) else {
                 continue;
             };
@@ -84,12 +92,12 @@ impl State {
                     && matches!(&lease.kind, LeaseKind::Nic { together: None, .. })
             };
             let rate = |lease: &Lease| measured.leases.get(&lease.id).copied().unwrap_or(0);
-            let mut leases: Vec<&Lease> = self.leases.values().filter(can_move).collect();
+            let mut leases: Vec<&Lease> = self.leases_near(from).filter(can_move).collect();
             leases.retain(|lease| rate(lease) > 0);
             leases.sort_by_key(|lease| (self.priority_of(lease), Reverse(rate(lease)), lease.id));
             for lease in leases {
                 let there = carried.get(from).copied().unwrap_or(0);
-                if there <= most || moves.len() >= relief.moves_max as usize {
+                if there <= most || is_spent(&moves) {
                     break;
                 }
                 let mbps = rate(lease);
@@ -115,6 +123,17 @@ impl State {
             }
         }
         moves
+    }
+
+    /// The leases that use a NIC, and maybe others.
+    fn leases_near(&self, nic: &DeviceId) -> Box<dyn Iterator<Item = &Lease> + '_> {
+        match self.found().filter(|_| self.leases.is_followed()) {
+            Some(found) => {
+                let known = found.on_nic.get(nic).into_iter().flat_map(Sorted::iter);
+                Box::new(known.filter_map(|id| self.leases.get(id)))
+            }
+            None => Box::new(self.leases.values()),
+        }
     }
 
     /// The NIC that would carry the least of its speed with this lease, and not too much.

@@ -1,6 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cxl_pool::{HostId, Role};
+use pod_api::Event;
 use pod_protocol::objects::Priority;
 use pod_protocol::telemetry::{DeviceTelemetry, LeaseTelemetry};
 use pod_state::model::{check, create_instance, endpoint, join, nic, options};
@@ -20,6 +21,14 @@ struct World {
     /// When leases were moved, in s.
     moves: Vec<u64>,
     seconds: u64,
+    events: Vec<Event>,
+}
+
+/// What is told at this second of the world.
+fn event(effect: &Effect, second: u64) -> Option<Event> {
+    let Effect::Event { kind, subject, message } = effect else { return None };
+    let (subject, message) = (subject.clone(), message.clone());
+    Some(Event { sequence: 0, time_ms: second * 1000, kind: *kind, subject, message })
 }
 
 fn on(host: u16) -> DeviceId {
@@ -46,7 +55,17 @@ impl World {
         let history = LoadHistory::new(policy(mode));
         let (passing, nics) = (BTreeMap::new(), BTreeMap::new());
         let now = Instant::now();
-        Self { state, history, now, passing, nics, told: Vec::new(), moves: Vec::new(), seconds: 0 }
+        Self {
+            state,
+            history,
+            now,
+            passing,
+            nics,
+            told: Vec::new(),
+            moves: Vec::new(),
+            seconds: 0,
+            events: Vec::new(),
+        }
     }
 
     /// A guest for which so much passes, on this NIC.
@@ -120,9 +139,14 @@ impl World {
         match verdict {
             Verdict::Tell(nic, message) => self.told.push((nic, message)),
             Verdict::Relieve { nics, measured, resting, relief } => {
+                let were = Verdict::may_move(&self.state, &nics, &measured);
+                assert_eq!(were.len(), measured.leases.len(), "only what is on them is measured for");
                 let relieve = Command::Relieve { nics, measured, resting, relief };
                 let effects = self.state.apply(&relieve).expect("never refused");
                 check(&self.state);
+                self.history.note_relief(&were, &self.state, self.now);
+                let second = self.seconds;
+                self.events.extend(effects.iter().filter_map(|effect| event(effect, second)));
                 let moved = effects
                     .iter()
                     .filter(|it| matches!(it, Effect::Event { kind: pod_api::EventKind::Balanced, .. }));
@@ -164,6 +188,39 @@ fn what_lasts_is_relieved_and_what_passes_is_not() {
         "{:?}",
         world.told
     );
+}
+
+/// Whoever leads next knows what was moved, although its clock differs.
+#[test]
+fn what_an_earlier_controller_moved_counts_until_its_time_is_over() {
+    for (clock_ms, knows) in [(0, true), (5_000, true), (-5_000, true), (0, false)] {
+        let mut world = World::new(6, BalanceMode::Move);
+        let mut two = policy(BalanceMode::Move);
+        two.nics.relief.moves_max = 2;
+        world.history = LoadHistory::new(two);
+        for (mbps, host) in [(4500, 2), (4500, 2), (4500, 3), (4500, 3)] {
+            world.guest(mbps, host);
+        }
+        let grows = world.guest(100, 2);
+        while world.moves.len() < 2 {
+            world.step();
+        }
+        let moved_at = world.seconds;
+        world.history = LoadHistory::new(two);
+        if knows {
+            let time_ms = (world.seconds * 1000).saturating_add_signed(clock_ms);
+            world.history.remember(world.events.iter(), &world.state, (world.now, time_ms));
+        }
+        world.passing.get_mut(&grows).expect("known").0 = 5000;
+        while world.seconds < moved_at + 50 {
+            world.step();
+        }
+        assert_eq!(world.moves.len(), if knows { 2 } else { 3 }, "{clock_ms}: {:?}", world.told);
+        while world.seconds < moved_at + 70 {
+            world.step();
+        }
+        assert_eq!(world.moves.len(), 3, "{clock_ms}: {:?}", world.told);
+    }
 }
 
 #[test]

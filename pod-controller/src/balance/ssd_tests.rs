@@ -116,7 +116,9 @@ impl World {
                 self.moves.push((self.seconds, it.from.host.get(), it.to.host.get()));
                 let name = self.state.volumes[&it.volume].name.clone();
                 let (device, replaces) = (Some(it.to), Some(it.from));
+                let from = replaces.clone();
                 self.state.apply(&Command::AddReplica { name, device, replaces }).expect("not refused");
+                self.history.note_volume_move(it.volume, &from.expect("said"), self.now);
                 if !self.slow {
                     self.finish(it.volume);
                 }

@@ -12,8 +12,17 @@ pub(super) struct Watch<K> {
     pub(super) policy: ReliefPolicy,
     /// Devices that carry too much: for how many windows, until they carry little enough, and whether that was told.
     hot: BTreeMap<DeviceId, (u32, bool)>,
-    /// What was moved, and when, the oldest first.
-    moved: VecDeque<(Instant, K)>,
+    /// What was moved, or was to be, the oldest first.
+    moved: VecDeque<Moved<K>>,
+}
+
+#[derive(Debug)]
+struct Moved<K> {
+    at: Instant,
+    /// Nothing if it is not there any more.
+    what: Option<K>,
+    /// It was refused: it rests like others, and is no move.
+    refused: bool,
 }
 
 impl<K: Ord + Copy> Watch<K> {
@@ -66,20 +75,32 @@ impl<K: Ord + Copy> Watch<K> {
     /// What stays where it is now, and how far devices may be relieved with the moves that are left.
     pub(super) fn leeway(&mut self, now: Instant) -> (BTreeSet<K>, Relief) {
         let ReliefPolicy { relief, rest, period, .. } = self.policy;
-        let age = |at: &Instant| now.saturating_duration_since(*at);
-        while self.moved.front().is_some_and(|(at, _)| age(at) >= period.max(rest)) {
+        let age = |it: &Moved<K>| now.saturating_duration_since(it.at);
+        while self.moved.front().is_some_and(|it| age(it) >= period.max(rest)) {
             self.moved.pop_front();
         }
-        let within = |time: Duration| self.moved.iter().filter(move |(at, _)| age(at) < time);
-        let resting = within(rest).map(|(_, what)| *what).collect();
-        let used = u32::try_from(within(period).count()).unwrap_or(u32::MAX);
+        let within = |time: Duration| self.moved.iter().filter(move |it| age(it) < time);
+        let resting = within(rest).filter_map(|it| it.what).collect();
+        let used = within(period).filter(|it| !it.refused).count();
+        let used = u32::try_from(used).unwrap_or(u32::MAX);
         (resting, Relief { moves_max: relief.moves_max.saturating_sub(used), ..relief })
     }
 
     /// Something moves off a device. What that changes shows in what is measured from now on.
     pub(super) fn note_move(&mut self, now: Instant, what: K, from: &DeviceId) {
-        self.moved.push_back((now, what));
+        self.moved.push_back(Moved { at: now, what: Some(what), refused: false });
         self.hot.remove(from);
+    }
+
+    /// Something that was to move off a device does not.
+    pub(super) fn note_refusal(&mut self, now: Instant, what: K) {
+        self.moved.push_back(Moved { at: now, what: Some(what), refused: true });
+    }
+
+    /// Something was moved before this controller began. It may not be there any more.
+    pub(super) fn remember(&mut self, at: Instant, what: Option<K>) {
+        let place = self.moved.partition_point(|it| it.at <= at);
+        self.moved.insert(place, Moved { at, what, refused: false });
     }
 
     /// Devices of which it has not been told that they carry too much. Each is told of once, until it has carried less for a while.

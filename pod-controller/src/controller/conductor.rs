@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use cxl_pool::EndpointId;
-use pod_api::EventKind;
+use pod_api::{Event, EventKind};
 use pod_protocol::commands::Version;
 use pod_protocol::controller::{CommandFailure, PortError, PortEvent};
 use pod_protocol::ids::{LeaseGeneration, LeaseId};
@@ -92,6 +92,11 @@ impl<W: World> Conductor<W> {
         }
     }
 
+    /// What was told before, when it is `now` and this time of day in ms.
+    pub(crate) fn remember(&mut self, told: &[Event], (now, time_ms): (Instant, u64)) {
+        self.load.remember(told.iter(), &self.state, (now, time_ms));
+    }
+
     /// Everything that is known.
     pub fn state(&self) -> &State {
         &self.state
@@ -138,7 +143,7 @@ impl<W: World> Conductor<W> {
     /// Hears what came, and decides. Nobody else knows of it yet.
     pub(crate) fn decide(&mut self, wishes: Vec<(Command, W::Reply)>, now: Instant) -> Decided<W> {
         let inbox = self.gather(wishes, now);
-        self.carry_out(inbox)
+        self.carry_out(inbox, now)
     }
 
     pub(super) fn version(&self) -> Version {
@@ -354,13 +359,16 @@ impl<W: World> Conductor<W> {
     }
 
     /// Carries out what came.
-    fn carry_out(&mut self, inbox: Inbox<W>) -> Decided<W> {
+    fn carry_out(&mut self, inbox: Inbox<W>, now: Instant) -> Decided<W> {
         let mut effects = inbox.events;
         let mut logged = Vec::new();
         let mut answers = Vec::new();
         let mut regions_changed = false;
         for (command, waiting) in inbox.commands {
-            let answer = match self.state.carry_out(&command) {
+            let were = self.may_leave(&command);
+            let outcome = self.state.carry_out(&command);
+            self.note_balanced((&command, &waiting), &were, outcome.is_err(), now);
+            let answer = match outcome {
                 Ok(outcome) => {
                     effects.extend(outcome.effects);
                     if let Waiting::Events { done, .. } = &waiting {

@@ -1,10 +1,11 @@
 use std::time::Instant;
 
 use pod_api::EventKind;
-use pod_state::{Command, Effect, VolumeMove};
+use pod_protocol::ids::LeaseId;
+use pod_state::{Command, DeviceId, Effect, VolumeMove};
 
 use super::conductor::Conductor;
-use super::inbox::Inbox;
+use super::inbox::{Inbox, Waiting};
 use super::world::World;
 use crate::balance::Verdict;
 
@@ -29,6 +30,34 @@ impl<W: World> Conductor<W> {
             }
         }
         self.world.load(self.load.picture(now));
+    }
+
+    /// Where leases are that a command may move, for the load's sake, before it is carried out.
+    pub(super) fn may_leave(&self, command: &Command) -> Vec<(LeaseId, DeviceId)> {
+        match command {
+            Command::Relieve { nics, measured, .. } => Verdict::may_move(&self.state, nics, measured),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Notes what moves for the load's sake, once that was decided, or refused.
+    pub(super) fn note_balanced(
+        &mut self,
+        (command, waiting): (&Command, &Waiting<W>),
+        were: &[(LeaseId, DeviceId)],
+        refused: bool,
+        now: Instant,
+    ) {
+        self.load.note_relief(were, &self.state, now);
+        // Of volumes only those moves are told by whoever had them done.
+        let Waiting::Events { .. } = waiting else { return };
+        let Command::AddReplica { name, replaces: Some(from), .. } = command else { return };
+        let Some(volume) = self.state.volume_named(name).map(|volume| volume.id) else { return };
+        if refused {
+            self.load.note_volume_refusal(volume, now);
+        } else {
+            self.load.note_volume_move(volume, from, now);
+        }
     }
 
     /// Has a volume move, and tells that it does, or why not.

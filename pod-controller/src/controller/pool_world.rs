@@ -36,6 +36,12 @@ pub(super) struct PoolWorld<M: Memory> {
     pub(super) unseen: Vec<Event>,
 }
 
+/// The time of day.
+pub(super) fn time_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
 impl<M: Memory> World for PoolWorld<M> {
     type Ticket = CommandId;
     type Request = JoinRequest;
@@ -97,8 +103,7 @@ impl<M: Memory> World for PoolWorld<M> {
     ) -> Result<(), ControllerError> {
         // Whoever has its slot of the pool instead decides instead.
         self.port.check()?;
-        let time_ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
-        let time_ms = u64::try_from(time_ms).unwrap_or(u64::MAX);
+        let time_ms = time_ms();
         let last = self.unseen.last().map_or_else(|| self.shared.journal.last(), |event| event.sequence);
         let mut events = told_of(effects, last, time_ms);
         let rings: Vec<_> = effects.iter().filter_map(Effect::cleared).collect();
