@@ -154,7 +154,7 @@ impl<Ticket: Copy + Ord> Reconciler<Ticket> {
             let new = lease_served(object).filter(|_| self.is_first_to_serve(endpoint, object));
             let waits_for_others =
                 new.is_some_and(|it| changing.get_or_insert_with(|| self.changing(state)).contains(&it));
-            waits_for_others || self.must_wait(state, object)
+            waits_for_others || self.must_wait(state, object) && !self.takes_over(endpoint, object)
         });
         held.map(|(id, _)| id.clone()).collect()
     }
@@ -170,11 +170,30 @@ impl<Ticket: Copy + Ord> Reconciler<Ticket> {
         self.remotes.get_mut(&endpoint).map_or(Answer::Fine, |remote| remote.answered(ticket, result, now))
     }
 
-    /// Whether a frontend must not be told yet: the backend that serves the lease is there and is being told, and
+    /// Whether a frontend had better not be told yet: the backend that serves the lease is there and is being told, and
     /// until it has heard it would refuse what the frontend sends.
     fn must_wait(&self, state: &State, object: &Object) -> bool {
         let Some(lease) = lease_served(object) else { return false };
         state.services(lease).iter().any(|(backend, id)| self.is_being_told(state, *backend, id))
+    }
+
+    /// Whether a frontend is to go on over the NIC that stood by, since the one in use is lost. Each round trip until it hears of that is one
+    /// more in which nothing passes. The backend there has the lease already, and gives back what comes before it has heard that the lease
+    /// has moved: the frontend sends that again. Where a lease moves although its NIC works, nothing is lost by waiting; and where it uses
+    /// several NICs, the others carry it.
+    fn takes_over(&self, frontend: EndpointId, object: &Object) -> bool {
+        let told = self.remotes.get(&frontend).and_then(|remote| remote.told.get(&object.id()));
+        let Some((Object::Port(before), Object::Port(port))) = told.map(|it| (&it.object, object)) else {
+            return false;
+        };
+        let is_served = !before.incoming && !port.incoming;
+        let stood_by = before.standby.is_some_and(|standby| standby.channel == port.active.channel);
+        is_served
+            && stood_by
+            && port.active.generation != before.active.generation
+            && port.draining.is_none()
+            && before.rails.is_empty()
+            && port.rails.is_empty()
     }
 
     /// Leases of which some backend that hears may still accept what it should not. Somebody else may send it that.

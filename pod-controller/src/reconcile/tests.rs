@@ -1,12 +1,14 @@
 use cxl_pool::{Area, HostId, LineCount, LineOffset, Role};
 use pod_protocol::reports::{DeviceReport, Join};
-use pod_state::{self as state, NicWish, Options};
+use pod_state::{self as state, DeviceId, NicWish, Options};
 
 use super::remote::RETRY_AFTER;
 use super::*;
 
 const FRONTEND: EndpointId = EndpointId::new(HostId::new(1), Role::NetFrontend);
 const BACKEND: EndpointId = EndpointId::new(HostId::new(2), Role::NetBackend);
+
+const BACKUP: EndpointId = EndpointId::new(HostId::new(3), Role::NetBackend);
 
 /// A reconciler with everything it has sent, by ticket.
 #[derive(Default)]
@@ -69,7 +71,7 @@ fn joined(state: &mut State, endpoint: EndpointId, incarnation: u64) {
             speed_mbps: 1000,
             mtu: 1500,
             features: 0,
-            backup: false,
+            backup: endpoint == BACKUP,
             lag: None,
         }]
     } else {
@@ -139,6 +141,71 @@ fn frontend_hears_of_a_lease_when_the_backend_has_answered() {
     let sent = bench.sent.len();
     bench.pump(&state, now);
     assert_eq!(bench.sent.len(), sent, "what is as it should be is not said again");
+}
+
+/// A pod whose second host has an ordinary NIC, and whose third has one that stands by.
+fn state_with_backup() -> State {
+    let mut state = state_with_vm();
+    joined(&mut state, BACKUP, 1);
+    let lease = state.leases.values().next().expect("a lease");
+    let nics = (lease.active_nic().cloned(), lease.standby_nic().cloned());
+    assert_eq!(nics, (Some(nic_of(BACKEND)), Some(nic_of(BACKUP))));
+    state
+}
+
+fn nic_of(backend: EndpointId) -> DeviceId {
+    DeviceId { host: backend.host, name: "nic0".into() }
+}
+
+/// All have been told all of it.
+fn settled(state: &State, now: Instant) -> Bench {
+    let mut bench = Bench::default();
+    for endpoint in [FRONTEND, BACKEND, BACKUP] {
+        bench.reconciler.connected(endpoint);
+    }
+    bench.pump(state, now);
+    bench.answer_all(state, now);
+    bench
+}
+
+#[test]
+fn frontend_hears_of_a_failover_together_with_the_backend_that_stood_by() {
+    let (mut state, now) = (state_with_backup(), Instant::now());
+    let mut bench = settled(&state, now);
+    let start = bench.sent.len();
+    let failed = state::Command::DeviceFailed { device: nic_of(BACKEND), reason: "pulled".to_owned() };
+    state.apply(&failed).expect("it works until then");
+    bench.pump(&state, now);
+    let told = bench.since(start);
+    let place = |to, what: &str| told.iter().position(|it| *it == (to, what.to_owned()));
+    let backend = place(BACKUP, "apply registration of lease-1 with nic nic0").expect("it is told");
+    let frontend = place(FRONTEND, "apply port of lease-1").expect("it is told before anybody has answered");
+    assert!(backend < frontend, "{told:?}");
+    // What it was told is not held from then on, and not said again.
+    bench.answer_all(&state, now);
+    let ports = bench.since(start).into_iter().filter(|(_, it)| it == "apply port of lease-1");
+    assert_eq!(ports.count(), 1);
+}
+
+#[test]
+fn frontend_waits_for_the_backend_where_a_lease_moves_in_order() {
+    let (mut state, now) = (state_with_backup(), Instant::now());
+    let mut bench = settled(&state, now);
+    let start = bench.sent.len();
+    let moves = state::Command::MigrateNic {
+        instance: "vm1".to_owned(),
+        device: "net0".to_owned(),
+        to: Some(nic_of(BACKUP)),
+    };
+    state.apply(&moves).expect("it is there");
+    bench.pump(&state, now);
+    let told = bench.since(start);
+    assert!(
+        told.iter().any(|(to, _)| *to == BACKUP) && told.iter().all(|(to, _)| *to != FRONTEND),
+        "{told:?}"
+    );
+    bench.answer_all(&state, now);
+    assert!(bench.since(start).contains(&(FRONTEND, "apply port of lease-1".to_owned())));
 }
 
 #[test]
