@@ -315,7 +315,7 @@ fn vmm_run_follows_its_own_machine_and_another_does_when_it_is_killed() {
     let spec = pod.machine(&instance, &guest, SHAPE);
     let run_in = |directory: &str| {
         let mut run = Command::new(pod.binary("vmm"));
-        run.args(["run", "--instance", "vm1", "--accelerator", "tcg", "--memory", "320", "--no-shim"]);
+        run.args(["run", "--instance", "vm1", "--accelerator", "tcg", "--memory", "320"]);
         run.arg("--server").arg(format!("unix:{}", pod.directory().join("run/controller.sock").display()));
         run.arg("--kernel").arg(&guest.kernel).arg("--initrd").arg(&guest.initrd);
         run.arg("--append").arg(&guest.command_line);
@@ -329,6 +329,16 @@ fn vmm_run_follows_its_own_machine_and_another_does_when_it_is_killed() {
     let second = run_in("elsewhere").output().unwrap();
     let error = String::from_utf8_lossy(&second.stderr).into_owned();
     assert!(!second.status.success() && error.contains("a VMM uses net0 of vm1 already"), "{error}");
+    let mut slice = Command::new(pod.binary("vmm"));
+    slice
+        .args(["slice", "vm1", "--share", "50", "--seconds", "1", "--directory"])
+        .arg(pod.directory().join("vm"));
+    let slice = slice.output().unwrap();
+    let said = String::from_utf8_lossy(&slice.stdout).into_owned();
+    assert!(
+        slice.status.success() && said.starts_with("vm1: shim (QEMU was started with the shim)"),
+        "{slice:?}"
+    );
     let disks = || agent.run("ls /sys/block | grep -c vd", LONG).unwrap().text().trim().to_owned();
     attach_volume(&pod, "vol1");
     wait_for("the guest to see the disk", || disks() == "2");

@@ -43,6 +43,7 @@ mod nics;
 mod packaging;
 mod power_failures;
 mod priorities;
+mod qemu_args;
 mod queue_pairs;
 mod refusals;
 mod replicas;
