@@ -5,20 +5,26 @@ use std::fs::File;
 use std::path::Path;
 
 use cxl_pool::simulated::{check_seeds, seeds};
-use cxl_pool::{CreateOptions, HardwareMemory, Pool};
+use cxl_pool::{Area, HardwareMemory, LineCount, Pool};
+use pod_protocol::endpoint::Handler;
 use vhost_blk_cxl::message::Operation;
 use vhost_blk_cxl::ssd::{FileSsd, Ssd, VolatileCacheOptions};
+use vhost_frontend::mock::MockGuest;
 
 use crate::TARGET;
 use crate::pod::ram::{Control, RamSsd, idle_pod};
 use crate::pod::witness::Witness;
 use crate::pod::*;
+use crate::zero_copy::pool;
 
 const POWER_FAILURES: u64 = 4;
-fn pool() -> Pool {
-    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
-    let options = CreateOptions { size_bytes: Some(32 << 20), ..CreateOptions::default() };
-    Pool::create(&directory.path().join("pool"), &options).unwrap()
+
+/// Where the guest has its memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ram {
+    Elsewhere,
+    /// Nothing is copied, and data lies in several pieces.
+    InPool,
 }
 
 fn ssd(pool: &Pool, path: &Path, cache: VolatileCacheOptions) -> Box<dyn Ssd> {
@@ -34,14 +40,29 @@ struct Seen {
     restarts: u64,
 }
 
-fn run(seed: u64, obeys_flush: bool, write_through: bool) -> Result<Seen, String> {
+fn run(seed: u64, ram: Ram, obeys_flush: bool, write_through: bool) -> Result<Seen, String> {
     let pool = pool();
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();
     let path = directory.path().join("ssd.img");
     let options = |turn| VolatileCacheOptions { seed: seed << 8 | turn, obeys_flush };
     let mut pod: Pod<HardwareMemory> = Pod::new(pool.hardware(), pool.hardware(), pool.layout().data().start);
+    if ram == Ram::InPool {
+        let lines = LineCount::covering(Driver::ram_bytes(pod.disk.queues));
+        let area = Area::new(pod.data.start.saturating_add(pod.data.lines), lines);
+        (pod.disk.ram_area, pod.volume.ram_area) = (Some(area), Some(area));
+        pod.pool_file = Some(pool.file_identity());
+    }
     pod.start(ssd(&pool, &path, options(0)));
-    let mut driver = Driver::connected(&pod);
+    let mut driver = match pod.disk.ram_area {
+        Some(area) => {
+            let (file, queues) = (File::from(pool.fd().try_clone_to_owned().unwrap()), pod.disk.queues);
+            let start = area.start_byte().get();
+            let mut guest = MockGuest::in_file(file, start, Driver::ram_bytes(queues), queues, 128);
+            guest.connect(&pod.socket(), ALL_FEATURES);
+            Driver { guest }
+        }
+        None => Driver::connected(&pod),
+    };
     if write_through {
         driver.guest.set_config(32, &[0]);
         assert_eq!(driver.guest.config(60)[32], 0);
@@ -50,6 +71,7 @@ fn run(seed: u64, obeys_flush: bool, write_through: bool) -> Result<Seen, String
     }
     let mut witness = Witness::new(driver, pod.disk.queues, seed.wrapping_mul(0x9e37_79b9));
     witness.write_through = write_through;
+    witness.in_pieces = ram == Ram::InPool;
     let file = File::open(&path).unwrap();
     let mut restarts = 0;
     for turn in 1..=POWER_FAILURES {
@@ -83,6 +105,8 @@ fn run(seed: u64, obeys_flush: bool, write_through: bool) -> Result<Seen, String
     }
     witness.work(50)?;
     witness.settle()?;
+    let not_copied = pod.frontend.as_mut().unwrap().telemetry().counters["zero-copy-requests"];
+    assert_eq!(not_copied > 0, ram == Ram::InPool);
     Ok(Seen {
         lost: witness.lost,
         flushes: witness.flushes,
@@ -96,7 +120,7 @@ fn what_was_flushed_outlives_a_power_failure() {
     const COUNT: u64 = 60;
     let (mut lost, mut flushes, mut failed_flushes, mut restarts) = (0, 0, 0, 0);
     check_seeds(TARGET, COUNT, |seed| {
-        let seen = run(seed, true, false)?;
+        let seen = run(seed, Ram::Elsewhere, true, false)?;
         lost += seen.lost;
         flushes += seen.flushes;
         failed_flushes += seen.failed_flushes;
@@ -110,16 +134,30 @@ fn what_was_flushed_outlives_a_power_failure() {
 #[test]
 fn without_a_write_cache_every_acknowledged_write_outlives_it() {
     check_seeds(TARGET, 20, |seed| {
-        let seen = run(seed, true, true)?;
+        let seen = run(seed, Ram::Elsewhere, true, true)?;
         assert_eq!((seen.lost, seen.failed_flushes), (0, 0));
         Ok(())
     });
 }
 
 #[test]
+fn what_a_guest_in_the_pool_flushed_outlives_a_power_failure() {
+    const COUNT: u64 = 20;
+    let (mut lost, mut flushes, mut failed_flushes) = (0, 0, 0);
+    check_seeds(TARGET, COUNT, |seed| {
+        let seen = run(seed, Ram::InPool, true, false)?;
+        lost += seen.lost;
+        flushes += seen.flushes;
+        failed_flushes += seen.failed_flushes;
+        Ok(())
+    });
+    assert!(lost > 0 && flushes > 0 && failed_flushes > 0 || seeds(COUNT).count() == 1);
+}
+
+#[test]
 fn a_drive_whose_flushes_do_nothing_is_caught() {
-    for seed in 0..10 {
-        match run(seed, false, false) {
+    for (seed, ram) in (0..10).flat_map(|seed| [(seed, Ram::Elsewhere), (seed, Ram::InPool)]) {
+        match run(seed, ram, false, false) {
             Err(_) => {}
             Ok(seen) => panic!("seed {seed}: it went unnoticed, after {} flushes", seen.flushes),
         }

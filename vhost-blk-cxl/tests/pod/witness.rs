@@ -5,12 +5,16 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
+use vhost_frontend::mock::Piece;
+
 use super::{Driver, IOERR, OK, PATIENCE, SECTOR, T_DISCARD, T_FLUSH, T_IN, T_OUT, T_WRITE_ZEROES, pattern};
 
 /// Few, so that writes meet.
 const SECTORS: u64 = 160;
 const SECTORS_MAX: u64 = 24;
 const IN_FLIGHT_MAX: usize = 24;
+/// How far the beginning of data lies behind the rest of it, where that lies in two pieces.
+const APART: u64 = 64 << 10;
 
 /// What was asked for.
 enum Asked {
@@ -42,6 +46,8 @@ pub struct Witness {
     /// Which versions of each sector are zeros, but for the first one.
     zeros: Vec<Vec<u64>>,
     versions: u64,
+    /// Data lies in two pieces.
+    pub in_pieces: bool,
     /// Writes are durable when they are acknowledged.
     pub write_through: bool,
     /// A flush may fail, once the device has lost power.
@@ -64,6 +70,7 @@ impl Witness {
             durable: zeros,
             zeros: vec![Vec::new(); SECTORS as usize],
             versions: 0,
+            in_pieces: false,
             write_through: false,
             may_fail: false,
             failed_flushes: 0,
@@ -120,7 +127,7 @@ impl Witness {
             0 => self.ask(place, T_FLUSH, 0, 0, Asked::Flush(self.acknowledged.clone())),
             1..=2 => {
                 let bytes = (sectors * SECTOR) as u32;
-                self.driver.write(self.driver.place(place).data, &vec![0x33; bytes as usize]);
+                self.put(place, &vec![0x33; bytes as usize]);
                 let least = self.durable[sector as usize..(sector + sectors) as usize].to_vec();
                 self.ask(place, T_IN, sector, bytes, Asked::Read { sector, least });
             }
@@ -132,9 +139,38 @@ impl Witness {
         }
     }
 
+    /// How much of so many bytes lies apart.
+    fn beginning(&self, bytes: usize) -> usize {
+        if self.in_pieces { bytes / SECTOR as usize / 2 * SECTOR as usize } else { 0 }
+    }
+
+    fn put(&self, place: u64, bytes: &[u8]) {
+        let (at, (beginning, rest)) =
+            (self.driver.place(place).data, bytes.split_at(self.beginning(bytes.len())));
+        self.driver.write(at + APART, beginning);
+        self.driver.write(at, rest);
+    }
+
+    fn got(&self, place: u64, bytes: usize) -> Vec<u8> {
+        let (at, beginning) = (self.driver.place(place).data, self.beginning(bytes));
+        let mut read = self.driver.read(at + APART, beginning);
+        read.extend(self.driver.read(at, bytes - beginning));
+        read
+    }
+
     fn ask(&mut self, place: u64, kind: u32, sector: u64, bytes: u32, asked: Asked) {
         let queue = self.below(self.queues as u64) as usize;
-        let head = self.driver.offer(queue, place, kind, sector, bytes);
+        let head = match self.beginning(bytes as usize) {
+            beginning if matches!(kind, T_IN | T_OUT) && beginning > 0 => {
+                let at = self.driver.place(place);
+                self.driver.write_header(at, kind, sector);
+                let mut pieces = Driver::pieces(at, kind, bytes - beginning as u32);
+                let piece = Piece { address: at.data + APART, bytes: beginning as u32, ..pieces[1] };
+                pieces.insert(1, piece);
+                self.driver.guest.offer(queue, &pieces, None)
+            }
+            _ => self.driver.offer(queue, place, kind, sector, bytes),
+        };
         assert!(self.in_flight.insert((queue, head), (place, asked)).is_none());
     }
 
@@ -164,7 +200,7 @@ impl Witness {
         self.issued[sector as usize..(sector + sectors) as usize].fill(version);
         let bytes: Vec<u8> =
             (sector..sector + sectors).flat_map(|sector| Self::content(sector, version)).collect();
-        self.driver.write(self.driver.place(place).data, &bytes);
+        self.put(place, &bytes);
         let asked = Asked::Write { sector, version, sectors, suspect: false };
         self.ask(place, T_OUT, sector, bytes.len() as u32, asked);
     }
@@ -251,7 +287,7 @@ impl Witness {
                 }
             }
             Asked::Read { sector, least } => {
-                let bytes = self.driver.read(self.driver.place(place).data, least.len() * SECTOR as usize);
+                let bytes = self.got(place, least.len() * SECTOR as usize);
                 for ((sector, least), bytes) in (sector..).zip(least).zip(bytes.chunks(SECTOR as usize)) {
                     self.check(sector, least, bytes)?;
                 }
