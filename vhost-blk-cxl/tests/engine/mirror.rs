@@ -27,6 +27,8 @@ fn settle(pod: &mut MirrorPod, history: &mut History) {
 fn run(seed: u64, replicas: u16) -> Result<(u64, u64), String> {
     let mut pod = MirrorPod::started(seed, replicas);
     let mut history = History::new(pod.driver(), seed);
+    history.discards = true;
+    pod.controls[1].keep_discarded();
     let count = usize::from(replicas);
     for control in &pod.controls {
         // What came last is done first, so that a read overtakes a write on one replica and not on the other.

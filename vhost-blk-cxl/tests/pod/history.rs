@@ -10,13 +10,16 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;
 
-use super::{Driver, OK, PATIENCE, SECTOR, T_FLUSH, T_IN, T_OUT, pattern};
+use super::{Driver, OK, PATIENCE, SECTOR, T_DISCARD, T_FLUSH, T_IN, T_OUT, pattern};
 
 /// Runs of sectors over the borders of regions, so that requests meet, and reach over two.
 const RUNS: u64 = 3;
 const RUN_SECTORS: u64 = 16;
 const REGION_SECTORS: u64 = 512;
 const IN_FLIGHT_MAX: usize = 16;
+/// Behind all of them: sectors that are written and discarded.
+const SCRATCH: u64 = (RUNS + 2) * REGION_SECTORS;
+const SCRATCH_SECTORS: u64 = 64;
 
 /// A request in flight.
 struct Asked {
@@ -41,6 +44,8 @@ struct Value {
 /// The guest, and what it saw.
 pub struct History {
     pub driver: Driver,
+    /// It discards, too. What is there afterwards is nobody's concern, unless in several places.
+    pub discards: bool,
     random: u64,
     clock: u64,
     versions: u64,
@@ -54,6 +59,7 @@ impl History {
         let sectors = (0..RUNS).flat_map(|run| (0..RUN_SECTORS).map(move |at| Self::sector(run, at)));
         Self {
             driver,
+            discards: false,
             random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
             clock: 1,
             versions: 0,
@@ -90,6 +96,9 @@ impl History {
     fn offer(&mut self) {
         let used: Vec<u64> = self.in_flight.values().map(|asked| asked.place).collect();
         let place = (0..super::PLACES).find(|place| !used.contains(place)).unwrap();
+        if self.discards && self.below(6) == 0 {
+            return self.scratch(place);
+        }
         let run = self.below(RUNS);
         let at = self.below(RUN_SECTORS);
         let sectors = 1 + self.below(RUN_SECTORS - at);
@@ -116,6 +125,25 @@ impl History {
         let queue = self.below(2) as usize;
         let head = self.driver.offer(queue, place, kind, sector, bytes as u32);
         let asked = Asked { place, kind, sector, sectors, version, began };
+        assert!(self.in_flight.insert((queue, head), asked).is_none());
+    }
+
+    fn scratch(&mut self, place: u64) {
+        let sector = SCRATCH + self.below(SCRATCH_SECTORS);
+        let sectors = 1 + self.below(SCRATCH_SECTORS);
+        let (kind, header, data) = if self.below(2) == 0 {
+            (T_OUT, sector, pattern(self.clock, (sectors * SECTOR) as usize))
+        } else {
+            let mut range = sector.to_le_bytes().to_vec();
+            range.extend((sectors as u32).to_le_bytes());
+            range.extend(0_u32.to_le_bytes());
+            (T_DISCARD, 0, range)
+        };
+        self.driver.write(self.driver.place(place).data, &data);
+        let began = self.now();
+        let queue = self.below(2) as usize;
+        let head = self.driver.offer(queue, place, kind, header, data.len() as u32);
+        let asked = Asked { place, kind, sector, sectors: 0, version: 0, began };
         assert!(self.in_flight.insert((queue, head), asked).is_none());
     }
 
