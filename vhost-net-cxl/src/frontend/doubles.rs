@@ -70,15 +70,15 @@ impl Doubles {
         &mut self,
         memory: &M,
         (first, frame_bytes): (&NetMessage, u32),
-        hearing: Hearing<'_>,
+        Hearing { generation, two }: Hearing<'_>,
         now: &mut Option<Instant>,
     ) -> bool {
         // A move is about to begin.
-        *hearing.two |= first.generation.is_newer_than(hearing.generation);
+        *two |= first.generation.is_newer_than(generation);
         let frame = fingerprint(memory, first, frame_bytes);
         let at = *now.get_or_insert_with(Instant::now);
         let new = Seen { lease: first.lease, generation: first.generation, frame, at };
-        self.is_double(new, *hearing.two)
+        self.is_double(new, *two)
     }
 
     /// Whether another NIC has delivered this frame to the same lease. Each copy stands for one, so a frame that was sent twice arrives

@@ -71,7 +71,9 @@ fn a_flooded_frame_arrives_once_throughout_a_move() {
                     let numbers = [number, number + 1, number + 2];
                     number += 3;
                     for nic in [first, 1 - first] {
-                        numbers.iter().for_each(|it| moving.arrive(nic, &broadcast(*it)));
+                        for it in numbers {
+                            moving.arrive(nic, &broadcast(it));
+                        }
                         if !together {
                             moving.settle();
                         }

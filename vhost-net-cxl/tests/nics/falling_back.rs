@@ -1,6 +1,6 @@
 //! What the log says where zero-copy is wanted and not to be had.
 
-use std::fmt::Debug;
+use std::fmt::{Debug, Write};
 use std::sync::{Arc, Mutex};
 
 use tracing::field::{Field, Visit};
@@ -44,7 +44,7 @@ struct Text(String);
 
 impl Visit for Text {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        self.0 += &format!("{}={value:?} ", field.name());
+        write!(self.0, "{}={value:?} ", field.name()).expect("a string");
     }
 }
 
