@@ -24,6 +24,8 @@ const AFTERMATH: Duration = Duration::from_secs(3);
 const SLOW_FACTOR: u32 = 2;
 /// A connection has noticed the failure by then: it is busy all the time.
 const NOTICED: Duration = Duration::from_millis(100);
+/// The timers that fire because of it have fired by then: the first one after 200 ms, a second one 400 ms later.
+const TIMERS_FIRED: Duration = Duration::from_secs(1);
 
 /// One request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -42,7 +44,7 @@ pub(super) struct Round {
     pub(super) requests: Vec<Request>,
     /// When the cable was pulled.
     pub(super) event: Duration,
-    /// Retransmission timers that fired meanwhile, in the guest and in the client.
+    /// Retransmission timers that fired because of that, in the guest and in the client.
     pub(super) timers: u64,
 }
 
@@ -77,15 +79,18 @@ pub(super) fn round(
             })
             .collect::<std::io::Result<Vec<_>>>()
     })?;
-    let timers_before = timers(client, vm)?;
     let begin = Instant::now();
     let clients: Vec<_> = (0..)
         .zip(streams)
         .map(|(number, stream)| thread::spawn(move || exchange((number, stream), begin, length, interval)))
         .collect();
     thread::sleep(length / 2);
+    // Right before, and soon after: in ten seconds a timer fires now and then for another reason.
+    let timers_before = timers(client, vm);
     let event_at = begin.elapsed();
     let outcome = event();
+    thread::sleep((event_at + TIMERS_FIRED).saturating_sub(begin.elapsed()));
+    let timers_after = timers(client, vm);
     let mut requests = Vec::new();
     for client in clients {
         match client.join() {
@@ -95,7 +100,7 @@ pub(super) fn round(
     }
     outcome?;
     requests.sort_unstable();
-    Ok(Round { requests, event: event_at, timers: timers(client, vm)?.saturating_sub(timers_before) })
+    Ok(Round { requests, event: event_at, timers: timers_after?.saturating_sub(timers_before?) })
 }
 
 fn exchange(
