@@ -17,7 +17,7 @@ use pod_controller::store::{Store, StoreError};
 use pod_controller::view::{PoolFacts, View};
 use pod_protocol::commands::{Command as Order, Version};
 use pod_protocol::controller::{PortError, PortEvent};
-use pod_protocol::ids::RegionId;
+use pod_protocol::ids::{LeaseId, RegionId};
 use pod_protocol::reports::Report;
 use pod_state::{Command, DeviceId, Effect, Groups, Labelled, NicWish, Refusal, Regions, State};
 use tempfile::TempDir;
@@ -42,12 +42,15 @@ const FAILURES: [usize; 2] = [100, 20];
 /// What it took.
 pub(super) struct Conduct {
     pub(super) leases: usize,
-    /// From a report of a failed NIC until the last endpoint concerned was told.
+    /// From a report of a failed NIC until each frontend concerned was told that its leases have moved.
     pub(super) failure: Times,
+    /// The same until the last backend concerned was told.
+    pub(super) backends: Times,
     /// The same while a snapshot of the state is written.
     pub(super) beside_snapshot: Times,
-    /// How many commands that were at most.
+    /// How many commands that were at most, and of how many leases.
     pub(super) told: usize,
+    pub(super) ports: usize,
     /// What of a failure it took to decide, to keep that and find out what to tell meanwhile, and to send it, in ms; medians.
     pub(super) steps_ms: [f64; 3],
     /// From an instance's creation until it is answered, in ms, without the disk; the median.
@@ -81,7 +84,8 @@ pub(super) fn measure(hosts: u16, directory: &Path) -> Result<Conduct> {
     for number in 0..CREATIONS {
         creations.push(pod.create(number)?);
     }
-    let (mut times, mut steps, mut told) = ([Vec::new(), Vec::new()], [const { Vec::new() }; 3], 0);
+    let (mut times, mut steps) = ([Vec::new(), Vec::new()], [const { Vec::new() }; 3]);
+    let (mut backends, mut told, mut ports) = (Vec::new(), 0, 0);
     for ((failures, times), beside_snapshot) in FAILURES.iter().zip(&mut times).zip([false, true]) {
         for _ in 0..*failures {
             if beside_snapshot {
@@ -89,8 +93,9 @@ pub(super) fn measure(hosts: u16, directory: &Path) -> Result<Conduct> {
             }
             let failure = pod.fail_nic()?;
             times.push(failure.told_after);
-            told = told.max(failure.told);
+            (told, ports) = (told.max(failure.told), ports.max(failure.ports));
             if !beside_snapshot {
+                backends.push(failure.backends_after);
                 for (all, step) in steps.iter_mut().zip(failure.steps) {
                     all.push(step);
                 }
@@ -101,8 +106,10 @@ pub(super) fn measure(hosts: u16, directory: &Path) -> Result<Conduct> {
     Ok(Conduct {
         leases: pod.conductor.state().leases.len(),
         failure,
+        backends: Times::of(backends),
         beside_snapshot,
         told,
+        ports,
         steps_ms: steps.map(|all| Times::of(all).median),
         create_ms: Times::of(creations).median,
     })
@@ -119,7 +126,10 @@ struct Pod {
 struct Failure {
     /// With the disk.
     told_after: Duration,
+    backends_after: Duration,
     told: usize,
+    /// How many leases have moved.
+    ports: usize,
     steps: [Duration; 3],
 }
 
@@ -253,7 +263,7 @@ impl Pod {
         }])
     }
 
-    /// The NIC fails that most leases are on. How long it takes until everybody has been told. Then it is there again.
+    /// The NIC fails that most leases are on. How long it takes until the frontend of each has been told where it is now. Then it is there again.
     fn fail_nic(&mut self) -> Result<Failure> {
         let state = self.conductor.state();
         let before = state.failovers;
@@ -263,16 +273,27 @@ impl Pod {
         }
         let busiest = counts.into_iter().max_by_key(|(_, leases)| *leases);
         let nic = busiest.context("nothing is on any NIC")?.0.clone();
+        let on_it = state.leases.values().filter(|lease| lease.active_nic() == Some(&nic));
+        let on_it: Vec<LeaseId> = on_it.map(|lease| lease.id).collect();
         let (endpoint, device) = (EndpointId::new(nic.host, Role::NetBackend), nic.name.to_string());
         let report = Report::DeviceFailed { device, reason: "pulled".to_owned() };
         let world = self.conductor.world_mut();
-        (world.endpoints.told, world.endpoints.told_at, world.kept) = (0, None, Duration::ZERO);
+        (world.endpoints.told, world.endpoints.backends_told_at, world.kept) = (0, None, Duration::ZERO);
+        world.endpoints.ports_told_at.clear();
         world.endpoints.events.push_back(PortEvent::Report { endpoint, report });
         let start = Instant::now();
         self.conductor.turn(Vec::new(), start)?;
         let world = self.conductor.world_mut();
         let (told, kept, kept_at) = (world.endpoints.told, world.kept, world.kept_at);
-        let told_at = world.endpoints.told_at.context("nobody was told of a NIC that failed")?;
+        let backends_at =
+            world.endpoints.backends_told_at.context("no backend was told of a NIC that failed")?;
+        let ports_at = std::mem::take(&mut world.endpoints.ports_told_at);
+        let leases = &self.conductor.state().leases;
+        let moved = |id: &LeaseId| leases.get(id).is_some_and(|lease| lease.active_nic() != Some(&nic));
+        ensure!(on_it.iter().all(moved), "a lease stayed on a NIC that failed");
+        let told_at: Option<Vec<Instant>> = on_it.iter().map(|id| ports_at.get(id).copied()).collect();
+        let told_at = told_at.context("a frontend had to wait until others had answered")?;
+        let told_at = told_at.into_iter().max().context("nothing was on a NIC that failed")?;
         self.quiet(Vec::new())?;
         ensure!(self.conductor.state().failovers > before, "nothing was on a NIC that failed");
         let number = nic.name.trim_start_matches("nic").parse().context("a NIC is called otherwise")?;
@@ -282,7 +303,8 @@ impl Pod {
         self.quiet(Vec::new())?;
         let decided = kept_at.duration_since(start).saturating_sub(kept);
         let steps = [decided, kept, told_at.duration_since(kept_at)];
-        Ok(Failure { told_after: told_at.duration_since(start), told, steps })
+        let [told_after, backends_after] = [told_at, backends_at].map(|at| at.duration_since(start));
+        Ok(Failure { told_after, backends_after, told, ports: on_it.len(), steps })
     }
 }
 

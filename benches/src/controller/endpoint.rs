@@ -7,9 +7,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow};
 use cxl_channel::doorbell::{Doorbell, DoorbellListener};
 use cxl_channel::{Exchange, Incoming, Receiver, RingPlacement, Sender, Wake};
-use cxl_pool::{Area, CONTROL_RING_SLOTS, EndpointId, Generation, HardwareMemory, Layout, ReplicaId};
+use cxl_pool::{Area, CONTROL_RING_SLOTS, EndpointId, Generation, HardwareMemory, Layout, ReplicaId, Role};
 use pod_protocol::commands::Command;
 use pod_protocol::controller::PortEvent;
+use pod_protocol::ids::LeaseId;
+use pod_protocol::objects::Object;
 
 /// Longer than anything takes here.
 const DEADLINE: Duration = Duration::from_mins(10);
@@ -23,8 +25,10 @@ pub(super) struct Endpoints {
     tickets: u64,
     /// How often something was queued for one of them.
     pub(super) told: usize,
-    /// Since when the last one can hear all that was queued for it.
-    pub(super) told_at: Option<Instant>,
+    /// Since when the last backend can hear all that was queued for it.
+    pub(super) backends_told_at: Option<Instant>,
+    /// By lease: since when its frontend can hear what its port is.
+    pub(super) ports_told_at: BTreeMap<LeaseId, Instant>,
     /// Why one could not be told.
     pub(super) failed: Vec<String>,
 }
@@ -37,6 +41,8 @@ struct Endpoint {
     listener: DoorbellListener,
     /// How many commands it has not heard yet.
     unheard: usize,
+    /// Of which ports it is told in what is queued.
+    ports: Vec<LeaseId>,
 }
 
 impl Endpoints {
@@ -68,10 +74,13 @@ impl Endpoints {
 
     /// Sends what is queued for one.
     pub(super) fn let_hear(&mut self, to: EndpointId) {
-        if let Some(endpoint) = self.each.get_mut(&to) {
-            endpoint.flush();
+        let Some(endpoint) = self.each.get_mut(&to) else { return };
+        endpoint.flush();
+        let now = Instant::now();
+        self.ports_told_at.extend(endpoint.ports.drain(..).map(|lease| (lease, now)));
+        if matches!(to.role, Role::NetBackend | Role::BlkBackend) {
+            self.backends_told_at = Some(now);
         }
-        self.told_at = Some(Instant::now());
     }
 
     /// What the controller hears next. Once that is nothing, whoever was told something hears it.
@@ -103,7 +112,14 @@ impl Endpoint {
         };
         let path = directory.join(format!("{}-{:?}.bell", id.host, id.role));
         let listener = DoorbellListener::bind(&path)?;
-        let mut this = Self { controller, daemon, bell: Doorbell::connect(&path), listener, unheard: 0 };
+        let mut this = Self {
+            controller,
+            daemon,
+            bell: Doorbell::connect(&path),
+            listener,
+            unheard: 0,
+            ports: Vec::new(),
+        };
         for _ in 0..2 {
             this.controller.ready();
             this.daemon.ready();
@@ -115,6 +131,9 @@ impl Endpoint {
     /// Queues a command as the controller's port does.
     fn send(&mut self, command: &Command) -> Result<()> {
         self.unheard += 1;
+        if let Command::Apply { object: Object::Port(port), .. } = command {
+            self.ports.push(port.lease);
+        }
         let payload = serde_json::to_vec(command)?;
         self.controller.request(&payload, Instant::now() + DEADLINE).context("a command was not queued")?;
         Ok(())

@@ -2,14 +2,15 @@
 //!
 //! It has no rival: nothing else places onto NICs and SSDs of a CXL pod. What is measured first is the state machine alone, without
 //! messages and disk, of pods of up to 1 000 hosts, 10 000 devices and 100 000 instances, with
-//! as many regions as a pool can have room for.
+//! as many regions as a pool can have room for; and how long it takes to list what there is.
 //!
 //! Then the controller's thread around it, with its disk, in pods whose endpoints obey at once: how long after a report of a NIC's
-//! failure the last one concerned was told, and how long after a request for an instance there is an answer.
+//! failure the last frontend concerned was told that its lease has moved, and how long after a request for an instance there is an answer.
 
 mod conduct;
 mod endpoint;
 mod pod;
+mod views;
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -58,6 +59,8 @@ struct Measured {
     move_ms: f64,
     state_bytes: f64,
     resident_bytes: f64,
+    /// To list hosts, devices and volumes.
+    lists_ms: [f64; 3],
 }
 
 /// Runs it.
@@ -70,14 +73,15 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
         }
         println!(
             "{hosts} hosts, {} instances: {:.0} placements/s, {} channels; {} leases moved in {:.1} ms; {:.0} volumes/s, {:.0} \
-             placements/s with a disk",
+             placements/s with a disk; hosts, devices and volumes listed in {} ms",
             one.instances,
             one.placements_per_second(),
             one.channels,
             one.moved,
             one.move_ms,
             one.volumes_per_second(),
-            one.with_disks_per_second()
+            one.with_disks_per_second(),
+            one.lists()
         );
         return Ok(());
     }
@@ -87,7 +91,7 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
         return Ok(());
     }
     println!(
-        "{:>6} {:>8} {:>10} {:>13} {:>9} {:>11} {:>9} {:>26} {:>15} {:>9}",
+        "{:>6} {:>8} {:>10} {:>13} {:>9} {:>11} {:>9} {:>26} {:>15} {:>9} {:>24}",
         "hosts",
         "devices",
         "instances",
@@ -97,13 +101,14 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
         "volumes/s",
         "a failed host's leases",
         "state/instance",
-        "resident"
+        "resident",
+        "hosts/devices/volumes in"
     );
     let mut found = Vec::new();
     for hosts in HOSTS {
         let one = measure_apart(hosts)?;
         println!(
-            "{hosts:>6} {:>8} {:>10} {:>13.0} {:>9} {:>11.0} {:>9.0} {:>13} in {:>7.1} ms {:>13.0} B {:>5.0} MiB",
+            "{hosts:>6} {:>8} {:>10} {:>13.0} {:>9} {:>11.0} {:>9.0} {:>13} in {:>7.1} ms {:>13.0} B {:>5.0} MiB {:>21} ms",
             pod::devices(hosts),
             one.instances,
             one.placements_per_second(),
@@ -113,7 +118,8 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
             one.moved,
             one.move_ms,
             one.state_bytes / f64::from(one.instances),
-            one.resident_bytes / f64::from(1 << 20)
+            one.resident_bytes / f64::from(1 << 20),
+            one.lists()
         );
         found.push(one);
     }
@@ -125,6 +131,7 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
         let name = |what: &str| format!("controller/{hosts}-hosts/{what}");
         let figure = |what: &str, ms: f64| Figure::new(name(what), ms, "ms");
         figures.push(figure("failure-to-last-command", one.failure.median).with_goal(Goal::AtMost(1.0)));
+        figures.push(figure("failure-to-last-backend", one.backends.median));
         figures.push(figure("failure-to-last-command-p99", one.failure.p99));
         figures.push(figure("failure-to-last-command-worst", one.failure.worst));
         figures.push(figure("failure-beside-snapshot", one.beside_snapshot.median));
@@ -141,11 +148,13 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
 
 fn print_thread_title() {
     println!(
-        "\n{:>6} {:>7} {:>9} {:>30} {:>22} {:>30} {:>12}",
+        "\n{:>6} {:>7} {:>9} {:>6} {:>30} {:>11} {:>22} {:>30} {:>12}",
         "hosts",
         "leases",
         "commands",
+        "ports",
         "a NIC's failure: p50/p99/most",
+        "backends",
         "decided/kept/sent in",
         "while all is written",
         "an instance"
@@ -157,10 +166,12 @@ fn print_thread(hosts: u16, one: &conduct::Conduct) {
         |times: &conduct::Times| format!("{:.2}/{:.2}/{:.2} ms", times.median, times.p99, times.worst);
     let [decided, kept, sent] = one.steps_ms;
     println!(
-        "{hosts:>6} {:>7} {:>9} {:>30} {:>22} {:>30} {:>9.2} ms",
+        "{hosts:>6} {:>7} {:>9} {:>6} {:>30} {:>8.2} ms {:>22} {:>30} {:>9.2} ms",
         one.leases,
         one.told,
+        one.ports,
         shown(&one.failure),
+        one.backends.median,
         format!("{decided:.2}/{kept:.2}/{sent:.2} ms"),
         shown(&one.beside_snapshot),
         one.create_ms
@@ -202,6 +213,7 @@ fn measure(hosts: u16) -> Result<Measured> {
     let of_volumes = time_of(instances, |number| pod.place_volume(number))?;
     let order = pod::in_any_order(instances);
     let with_disks = time_of(instances, |number| pod.place_with_disk(number, &order))?;
+    let lists_ms = views::measure(pod.state())?;
     Ok(Measured {
         hosts,
         instances,
@@ -212,6 +224,7 @@ fn measure(hosts: u16) -> Result<Measured> {
         move_ms,
         state_bytes,
         resident_bytes,
+        lists_ms,
     })
 }
 
@@ -223,6 +236,10 @@ impl Measured {
         let runs = self.runs + other.runs;
         let sum_ms = self.move_ms * f64::from(self.runs) + other.move_ms * f64::from(other.runs);
         Self { runs, placing, move_ms: sum_ms / f64::from(runs), ..self }
+    }
+
+    fn lists(&self) -> String {
+        self.lists_ms.map(|ms| format!("{ms:.1}")).join("/")
     }
 
     fn per_second(&self, took: Duration) -> f64 {
@@ -275,6 +292,9 @@ fn figures(found: &[Measured]) -> Result<Vec<Figure>> {
         figures.push(Figure::new(name("placements-with-disk"), one.with_disks_per_second(), "1/s"));
         figures.push(Figure::new(name("volumes"), one.volumes_per_second(), "1/s"));
         figures.push(Figure::new(name("host-failure"), one.move_ms, "ms"));
+        for (what, ms) in ["hosts", "devices", "volumes"].into_iter().zip(one.lists_ms) {
+            figures.push(Figure::new(name(&format!("list-of-{what}")), ms, "ms"));
+        }
         figures.push(Figure::new(name("state"), one.state_bytes / f64::from(one.instances), "B/instance"));
         figures.push(Figure::new(name("resident"), one.resident_bytes / f64::from(1 << 20), "MiB"));
     }

@@ -105,6 +105,10 @@ impl Pod {
         Ok(serde_json::to_vec(&self.state)?.len() as f64)
     }
 
+    pub(super) fn state(&self) -> &State {
+        &self.state
+    }
+
     fn apply(&mut self, command: &Command) -> Result<()> {
         let applied = self.state.apply(command);
         applied.map(drop).map_err(|refusal| anyhow!("{command:?} was refused: {refusal}"))
