@@ -103,20 +103,20 @@ fn try_until_it_begins<T>(
     mut begin: impl FnMut() -> Result<T>,
     mut say: impl FnMut(&str),
 ) -> Result<Option<T>> {
-    let mut said = None;
+    let mut before = None;
     loop {
         match begin() {
             Err(error) if waits() => {
                 let reason = format!("{error:#}");
-                if said.as_ref() != Some(&reason) {
+                if before.as_ref() != Some(&reason) {
                     say(&reason);
-                    said = Some(reason);
+                    before = Some(reason);
                 }
                 if is_to_end() {
                     return Ok(None);
                 }
             }
-            begun => return begun.map(Some),
+            result => return result.map(Some),
         }
     }
 }
@@ -188,7 +188,7 @@ mod tests {
 
     /// Tries until that works or is to end at the look with this number; what was said, and what came of it.
     fn tried(waits: bool, end_at: usize) -> (Vec<String>, Result<Option<usize>>) {
-        let (mut said, mut tries, mut looks) = (Vec::new(), 0, 0);
+        let (mut reasons, mut tries, mut looks) = (Vec::new(), 0, 0);
         let begin = || {
             tries += 1;
             match tries {
@@ -201,8 +201,9 @@ mod tests {
             looks += 1;
             looks == end_at
         };
-        let begun = try_until_it_begins(is_to_end, || waits, begin, |reason| said.push(reason.to_owned()));
-        (said, begun)
+        let result =
+            try_until_it_begins(is_to_end, || waits, begin, |reason| reasons.push(reason.to_owned()));
+        (reasons, result)
     }
 
     #[test]
