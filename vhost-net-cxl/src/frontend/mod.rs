@@ -22,6 +22,7 @@ mod port;
 mod rails;
 mod receive;
 mod receive_run;
+mod retry_pause;
 mod transmit;
 mod under_way;
 mod waiting;
@@ -31,7 +32,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::Instant;
 
 use cxl_pool::{Area, FileIdentity, Memory};
 use pod_protocol::ids::{LeaseId, MacAddress};
@@ -50,6 +51,7 @@ pub use self::handler::FrontendHandler;
 pub use self::letting_go::OnLetGo;
 use self::port::Port;
 use self::receive::Channel;
+use self::retry_pause::RetryPause;
 use crate::channel_end::{ChannelEnd, MESSAGES_PER_LOOK, whole_pool};
 use crate::counters::LeaseBook;
 use crate::id_hash::IdHash;
@@ -58,8 +60,6 @@ use crate::id_hash::IdHash;
 const PACKETS_PER_TURN: usize = 128;
 /// The part of a channel's room that is kept for guests that have sent less than they are promised: one in so many.
 const KEPT_PART: u32 = 4;
-/// After how long a packet is offered again that the backend was not ready for.
-const RETRY_AFTER: Duration = Duration::from_millis(2);
 /// The timer among the worker's sources; rings have tokens from their lease and index.
 const TIMER: Token = Token(u64::MAX >> 1);
 /// The timer for ports that have used up their share of the fabric.
@@ -112,6 +112,7 @@ pub struct Frontend<M: Memory> {
     timer: OwnedFd,
     timer_watched: bool,
     timer_armed: bool,
+    retry_pause: RetryPause,
     pace_timer: PaceTimer,
     /// Device and inode number of the pool's file, if it is one.
     pool_file: Option<FileIdentity>,
@@ -136,6 +137,7 @@ impl<M: Memory> Frontend<M> {
             timer: timerfd_create(TimerfdClockId::Monotonic, flags)?,
             timer_watched: false,
             timer_armed: false,
+            retry_pause: RetryPause::new(),
             pace_timer: PaceTimer::new()?,
             pool_file: None,
         })
@@ -361,7 +363,9 @@ impl<M: Memory> Frontend<M> {
         if self.timer_armed || !self.ports.iter().any(Port::waits_to_retry) {
             return;
         }
-        let once = Timespec { tv_sec: 0, tv_nsec: i64::from(RETRY_AFTER.subsec_nanos()) };
+        let gave_back = self.ports.iter().any(Port::was_given_back);
+        let pause = if gave_back { self.retry_pause.begin(Instant::now()) } else { retry_pause::LONGEST };
+        let once = Timespec { tv_sec: 0, tv_nsec: i64::from(pause.subsec_nanos()) };
         let never = Timespec { tv_sec: 0, tv_nsec: 0 };
         let when = Itimerspec { it_interval: never, it_value: once };
         self.timer_armed = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &when).is_ok();

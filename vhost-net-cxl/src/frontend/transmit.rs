@@ -406,6 +406,11 @@ impl Port {
         any
     }
 
+    /// Whether a backend was not ready for something.
+    pub(super) fn was_given_back(&self) -> bool {
+        self.under_way.retry
+    }
+
     /// Whether the timer is wanted.
     pub(super) fn waits_to_retry(&self) -> bool {
         let is_waited_for =
