@@ -41,7 +41,7 @@ fn nothing_that_the_description_allows_or_forbids_breaks_a_promise() {
         .arg("600")
         .arg(program)
         .args(["run", &format!("http://{address}/openapi.json"), "--no-color", "--seed", &seed])
-        .args(["--max-examples", &examples, "--phases", "examples,coverage,fuzzing"])
+        .args(["--max-examples", &examples, "--phases", "examples,coverage,fuzzing,stateful"])
         .args(["--checks", "not_a_server_error,status_code_conformance,content_type_conformance"])
         .args(["--checks", "response_schema_conformance,response_headers_conformance"])
         // Many texts are no part of a path: that it leaves them out is no fault of ours.
