@@ -187,7 +187,7 @@ fn five_controllers_go_on_while_three_live() {
 
 #[test]
 fn whoever_leads_no_more_tells_nothing_of_what_daemons_do() {
-    let mut pod = Pod::demo();
+    let mut pod = Pod::demo_in_file();
     let client = pod.client();
     client.create_volume(&volume("vol0")).expect("created");
     client.create_instance(&vm("vm1", &["vol0"]), Duration::from_secs(30)).expect("created");

@@ -40,7 +40,7 @@ fn ended(pod: &Pod, mut controller: Running) -> String {
 
 #[test]
 fn a_full_disk_ends_the_controller_and_loses_nothing() {
-    let mut pod = Pod::demo();
+    let mut pod = Pod::demo_in_file();
     pod.stop_controller();
     let state = pod.path("state.redb");
     let disk = FaultyDisk::compile(pod.directory.path());
