@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use cxl_pool::CoherenceMode;
 use pod::{ALL_FEATURES, Driver, OK, T_IN, T_OUT, pattern};
@@ -26,9 +26,8 @@ fn a_backend_is_killed_and_nothing_is_lost() {
     load.work(1000);
     for _ in 0..3 {
         pod.kill(Side::Backend);
-        // Some of it piles up while nobody serves it.
-        std::thread::sleep(Duration::from_millis(100));
-        load.collect();
+        // It piles up while nobody serves it.
+        load.offer();
         pod.start_daemon(Side::Backend);
         load.work(1000);
     }
@@ -311,8 +310,7 @@ fn the_program_behind_a_disk_is_killed_under_load_and_nothing_is_lost() {
     load.work(1000);
     for _ in 0..3 {
         target.kill();
-        std::thread::sleep(Duration::from_millis(100));
-        load.collect();
+        load.offer();
         target = serve_disk(&disk, &socket);
         load.work(1000);
     }

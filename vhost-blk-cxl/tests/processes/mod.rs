@@ -305,14 +305,19 @@ impl Load {
         ended
     }
 
+    /// Has everybody ask for something who waits for nothing.
+    pub fn offer(&mut self) {
+        let busy: Vec<u64> = self.in_flight.values().copied().collect();
+        for index in (0..WORKERS).filter(|index| !busy.contains(index)) {
+            self.offer_next(index);
+        }
+    }
+
     /// Works until so many more requests were answered.
     pub fn work(&mut self, requests: u64) {
         let (began, until) = (Instant::now(), self.done + requests);
         while self.done < until {
-            let busy: Vec<u64> = self.in_flight.values().copied().collect();
-            for index in (0..WORKERS).filter(|index| !busy.contains(index)) {
-                self.offer_next(index);
-            }
+            self.offer();
             self.collect();
             assert!(began.elapsed() < PATIENCE, "stuck with {} requests in flight", self.in_flight.len());
         }
