@@ -9,11 +9,16 @@ use super::{Pacer, Pacing, Waker, Way, as_f64};
 
 /// The longest packet, its header included.
 const LONGEST_BYTES: u64 = 65_562;
-/// Pieces are whole cache lines.
+/// Pieces of packets are whole cache lines.
 const LINE_BYTES: u64 = 64;
+/// Steps of a disk's requests are whole blocks.
+const BLOCK_BYTES: u64 = 4096;
 
 /// Devices of one VM, and what each of them has yet to move, by way.
 struct Vm {
+    /// What pieces are made of: none is shorter.
+    unit_bytes: u64,
+    pacings: Vec<Arc<Pacing>>,
     pacers: Vec<Pacer>,
     left: Vec<[u64; 2]>,
     /// When, and how much.
@@ -22,16 +27,25 @@ struct Vm {
 }
 
 impl Vm {
-    fn new(devices: usize, rate: f64, window_us: f64) -> Self {
+    fn with_nics(devices: usize, rate: f64, window_us: f64) -> Self {
+        Self::new(devices, rate, window_us, (0.5, LINE_BYTES))
+    }
+
+    fn with_disks(devices: usize, rate: f64, window_us: f64) -> Self {
+        Self::new(devices, rate, window_us, (1.0, BLOCK_BYTES))
+    }
+
+    fn new(devices: usize, rate: f64, window_us: f64, (part, unit_bytes): (f64, u64)) -> Self {
         let (waker, vm) = (Waker::new(), Arc::<VmBudget>::default());
         let device = || {
             let pacing = Pacing::new(Arc::clone(&waker), Arc::clone(&vm), window_us);
             pacing.limit(rate);
             pacing.limit_together(rate, devices, 0.0);
-            Pacer::begin_at(pacing, 0.5, 0.0)
+            pacing
         };
-        let pacers: Vec<Pacer> = (0..devices).map(|_| device()).collect();
-        Self { left: vec![[0; 2]; devices], pacers, moved: Vec::new(), now_us: 0.0 }
+        let pacings: Vec<_> = (0..devices).map(|_| device()).collect();
+        let pacers = pacings.iter().map(|pacing| Pacer::begin_at(Arc::clone(pacing), part, 0.0)).collect();
+        Self { unit_bytes, pacings, pacers, left: vec![[0; 2]; devices], moved: Vec::new(), now_us: 0.0 }
     }
 
     /// Moves all that may be moved now, as the engines do: what is long in pieces.
@@ -41,8 +55,8 @@ impl Vm {
             for way in [Way::Asked, Way::Unasked] {
                 let left = &mut left[way as usize];
                 while *left > 0 {
-                    let whole_lines = pacer.at_once_bytes() / LINE_BYTES * LINE_BYTES;
-                    let piece = whole_lines.max(LINE_BYTES).min(*left);
+                    let whole_units = pacer.at_once_bytes() / self.unit_bytes * self.unit_bytes;
+                    let piece = whole_units.max(self.unit_bytes).min(*left);
                     if !pacer.admit(way, piece) {
                         break;
                     }
@@ -73,7 +87,7 @@ proptest! {
         window_us in prop_oneof![Just(100.0), 100.0..10_000.0_f64],
         asked in prop::collection::vec((0_usize..4, any::<bool>(), 1..=LONGEST_BYTES, 0.0..2.0_f64), 1..300),
     ) {
-        let mut vm = Vm::new(devices, rate, window_us);
+        let mut vm = Vm::with_nics(devices, rate, window_us);
         for (device, is_asked, bytes, pause) in asked {
             vm.now_us += pause * pause * pause * window_us;
             vm.left[device % devices][usize::from(is_asked)] += bytes;
@@ -83,6 +97,43 @@ proptest! {
         let found = vm.excess(rate);
         prop_assert!(found <= bound + 1.0, "{found} bytes more than w·α·K, where {bound} may be");
     }
+
+    /// Where a block is more than what is saved up of a share, it goes into debt by one block at most, however many devices burst together.
+    #[test]
+    fn steps_longer_than_a_window_exceed_the_bound_by_one_of_them_at_most(
+        devices in 1..6_usize,
+        rate in prop_oneof![5e4..4e6_f64, 4e6..1e8_f64],
+        window_us in prop_oneof![Just(1000.0), 100.0..10_000.0_f64],
+        asked in prop::collection::vec((0_usize..6, 1_u64..64, 0.0..2.0_f64), 1..200),
+    ) {
+        let mut vm = Vm::with_disks(devices, rate, window_us);
+        for (device, blocks, pause) in asked {
+            vm.now_us += pause * pause * pause * as_f64(BLOCK_BYTES) / rate * 1e6;
+            vm.left[device % devices][Way::Asked as usize] += blocks * BLOCK_BYTES;
+            vm.turn();
+        }
+        let saved = rate * window_us / 1e6;
+        let step = if saved / as_f64(devices as u64) < as_f64(BLOCK_BYTES) { as_f64(BLOCK_BYTES) } else { 0.0 };
+        let (found, bound) = (vm.excess(rate), 2.0 * saved + step);
+        prop_assert!(found <= bound + 1.0, "{found} bytes more than w·α·K, where {bound} may be");
+    }
+}
+
+#[test]
+fn disks_whose_steps_are_longer_than_a_window_have_equal_parts_of_all_of_a_share() {
+    for (rate, devices) in [(5e5, 1), (5e5, 2), (5e5, 5), (3e6, 4)] {
+        let mut vm = Vm::with_disks(devices, rate, 1000.0);
+        for _ in 0..100_000 {
+            vm.now_us += 50.0;
+            vm.left.iter_mut().for_each(|left| left[Way::Asked as usize] = 16 * BLOCK_BYTES);
+            vm.turn();
+        }
+        let each = rate * vm.now_us / 1e6 / as_f64(devices as u64);
+        for pacing in &vm.pacings {
+            let moved = as_f64(pacing.moved().0);
+            assert!((0.9..1.1).contains(&(moved / each)), "{moved} of {each} bytes of {devices} at {rate}");
+        }
+    }
 }
 
 #[test]
@@ -91,7 +142,7 @@ fn who_always_wants_more_gets_all_of_a_share_one_way_and_what_it_is_sure_of_both
     // Of packets that take several windows, and of ones that take none.
     for (rate, devices) in [(5e6, 1), (5e6, 3), (1e9, 1), (1e9, 3)] {
         for ways in [&[Way::Asked][..], &[Way::Unasked], &[Way::Asked, Way::Unasked]] {
-            let mut vm = Vm::new(devices, rate, WINDOW_US);
+            let mut vm = Vm::with_nics(devices, rate, WINDOW_US);
             let mut by_way = [0.0; 2];
             for _ in 0..20_000 {
                 vm.now_us += 50.0;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use mem_channel::ByteBudget;
 
-use super::{Pacing, Waker, whole};
+use super::{Pacing, Waker, as_f64, whole};
 
 /// What waits is tried again after so long.
 const LONGEST_WAIT_S: f64 = 0.01;
@@ -111,11 +111,13 @@ impl Pacer {
     /// Whether so many bytes of a request or packet may be moved now. If not, move none of what goes this way until [`Pacer::wait`] has passed.
     ///
     /// Together with what other devices of the VM move on this host that is at most w·α·K·(1 + 2·T_W/K) in any interval K, as long as α stays and nothing is
-    /// longer than [`Pacer::at_once_bytes`].
+    /// longer than [`Pacer::at_once_bytes`]; and one message more where some are.
     #[inline]
     pub fn admit(&mut self, way: Way, bytes: u64) -> bool {
         let now_us = self.now_us;
-        let is_own = self.lanes[way as usize].own.has_room(bytes, now_us);
+        let own = &mut self.lanes[way as usize].own;
+        let is_own = own.has_room(bytes, now_us)
+            && (is_saved_up(own.rate(), bytes, self.window_us) || self.budget.has_room(0, now_us));
         if !(is_own || self.budget.has_room(bytes, now_us)) || !self.vm_admits(way, bytes) {
             self.lanes[way as usize].refused = Some(bytes);
             self.pacing.hold(now_us);
@@ -135,7 +137,7 @@ impl Pacer {
     }
 
     /// The most that may be asked for at once, in bytes: what is saved up in a T_W of what is sure. A longer message passes
-    /// when so much is there, beyond the bound, and is paid back: it is to be moved in several pieces. [`u64::MAX`] while nothing is limited.
+    /// when so much is there and nothing is owed, and is paid back: one such message is beyond the bound, so it is to be moved in several pieces. [`u64::MAX`] while nothing is limited.
     #[inline]
     pub fn at_once_bytes(&self) -> u64 {
         let [Lane { own, sure, .. }, _] = &self.lanes;
@@ -150,12 +152,22 @@ impl Pacer {
             return true;
         }
         let (vm, window_us) = (&self.pacing.vm, f64::from_bits(self.window_us));
-        if self.lanes[way as usize].sure.admit(bytes, self.now_us) {
-            vm.force(bytes, window_us, self.now_us);
-            true
-        } else {
-            vm.admit(bytes, window_us, self.now_us)
+        let sure = &mut self.lanes[way as usize].sure;
+        if sure.has_room(bytes, self.now_us) {
+            // What is longer than what is saved up of that goes into debt, and the next one that does waits until this is paid back, whichever device it is
+            // of: several in debt together would be beyond the bound by several messages.
+            let is_taken = if is_saved_up(sure.rate(), bytes, self.window_us) {
+                vm.force(bytes, window_us, self.now_us);
+                true
+            } else {
+                vm.lend(bytes, window_us, self.now_us)
+            };
+            if is_taken {
+                sure.take(bytes, self.now_us);
+                return true;
+            }
         }
+        vm.admit(bytes, window_us, self.now_us)
     }
 
     /// Whether no other device has a part in what it may move.
@@ -167,12 +179,18 @@ impl Pacer {
     /// After what time so many bytes may be taken, in µs.
     fn wait_us(&self, lane: &Lane, bytes: u64) -> f64 {
         let now_us = self.now_us;
-        let own = self.budget.wait_us(bytes, now_us).min(lane.own.wait_us(bytes, now_us));
+        let after_debts = |lane: &ByteBudget, debts: &dyn Fn() -> f64| {
+            let wait = lane.wait_us(bytes, now_us);
+            if is_saved_up(lane.rate(), bytes, self.window_us) { wait } else { wait.max(debts()) }
+        };
+        let own = after_debts(&lane.own, &|| self.budget.wait_us(0, now_us));
+        let own = self.budget.wait_us(bytes, now_us).min(own);
         if self.is_free() {
             return own;
         }
-        let vm = self.pacing.vm.wait_us(bytes, f64::from_bits(self.window_us), now_us);
-        own.max(vm.min(lane.sure.wait_us(bytes, now_us)))
+        let (vm, window_us) = (&self.pacing.vm, f64::from_bits(self.window_us));
+        let sure = after_debts(&lane.sure, &|| vm.wait_us(0, window_us, now_us));
+        own.max(vm.wait_us(bytes, window_us, now_us).min(sure))
     }
 
     #[inline]
@@ -203,6 +221,12 @@ impl Pacer {
     }
 }
 
+/// Whether so many bytes are ever saved up in a T_W at this rate.
+#[inline]
+fn is_saved_up(rate: f64, bytes: u64, window_us: u64) -> bool {
+    as_f64(bytes) <= rate * f64::from_bits(window_us) / 1e6
+}
+
 impl Drop for Pacer {
     fn drop(&mut self) {
         if self.counted {
@@ -216,7 +240,7 @@ impl Drop for Pacer {
 mod tests {
     use std::thread::sleep;
 
-    use super::super::{VmBudget, as_f64};
+    use super::super::VmBudget;
     use super::*;
 
     fn paced(rate: f64) -> (Arc<Pacing>, Pacer) {

@@ -133,12 +133,17 @@ impl VmBudget {
 
     /// Takes so many bytes, if they are there.
     pub(super) fn admit(&self, bytes: u64, window_us: f64, now_us: f64) -> bool {
-        self.take(bytes, window_us, now_us, true)
+        self.take(bytes, window_us, now_us, Some(bytes))
+    }
+
+    /// Takes so many bytes, if nothing is owed.
+    pub(super) fn lend(&self, bytes: u64, window_us: f64, now_us: f64) -> bool {
+        self.take(bytes, window_us, now_us, Some(0))
     }
 
     /// Takes so many bytes, whether they are there or not.
     pub(super) fn force(&self, bytes: u64, window_us: f64, now_us: f64) {
-        self.take(bytes, window_us, now_us, false);
+        self.take(bytes, window_us, now_us, None);
     }
 
     /// After what time, in µs, so many bytes are there; infinite at a rate of 0.
@@ -157,16 +162,19 @@ impl VmBudget {
         from_word(self.word(RATE).load(Ordering::Relaxed))
     }
 
-    fn take(&self, bytes: u64, window_us: f64, now_us: f64, asks: bool) -> bool {
+    /// Takes `bytes`, if `asked` are there or nothing is asked for.
+    fn take(&self, bytes: u64, window_us: f64, now_us: f64, asked: Option<u64>) -> bool {
         let rate = self.rate();
         if rate.is_infinite() || rate <= 0.0 {
             return rate > 0.0;
         }
         let (now, window, cost) = (ticks(now_us), ticks(window_us), self::cost(bytes, rate));
+        // All that is asked for is taken, as a rule.
+        let asked = asked.map(|asked| if asked == bytes { cost } else { self::cost(asked, rate) });
         let taken = self.word(FULL_AT).fetch_update(Ordering::Relaxed, Ordering::Relaxed, |full_at| {
             let from = full_at.max(now);
-            let is_there = from - now + cost.min(window) <= window;
-            (is_there || !asks).then(|| from.saturating_add(cost))
+            let is_there = asked.is_none_or(|asked| from - now + asked.min(window) <= window);
+            is_there.then(|| from.saturating_add(cost))
         });
         taken.is_ok()
     }
@@ -227,6 +235,14 @@ mod tests {
         assert!(budget.admit(1000, T_W_US, 1e6 + 1.001));
         assert!(budget.admit(150_000, T_W_US, 2e6), "a whole T_W was saved up");
         assert!(!budget.admit(1, T_W_US, 2e6 + 50.0) && budget.admit(1, T_W_US, 2e6 + 51.0));
+    }
+
+    #[test]
+    fn what_is_lent_may_be_more_than_is_there_but_nothing_while_something_is_owed() {
+        let budget = budget();
+        assert!(budget.lend(300_000, T_W_US, 1e6) && !budget.lend(1, T_W_US, 1e6 + 199.0));
+        assert!(!budget.admit(1, T_W_US, 1e6 + 199.0));
+        assert!(budget.lend(50_000, T_W_US, 1e6 + 201.0) && !budget.lend(1, T_W_US, 1e6 + 201.0));
     }
 
     #[test]
