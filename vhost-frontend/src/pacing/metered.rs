@@ -38,9 +38,18 @@ pub(super) struct Metered {
     pub(super) told: Vec<f64>,
     /// Of these, what the vCPUs want that are measured here.
     pub(super) vcpus: Option<f64>,
-    /// What its vCPUs move that are measured here and that nobody holds, in bytes/s. They do not divide a share with it, but come first.
-    pub(super) unheld: Option<f64>,
+    /// Its vCPUs that are measured here and that nobody holds. They do not divide a share with it, but come first.
+    pub(super) unheld: Option<Unheld>,
     pub(super) said: Said,
+}
+
+/// vCPUs that nobody holds.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Unheld {
+    /// What they want, in bytes/s: what they would move if they could always run.
+    pub(super) demand: f64,
+    /// What they move, in bytes/s: where they wait for a processor, less.
+    pub(super) rate: f64,
 }
 
 /// By what it moves bytes.
@@ -125,7 +134,7 @@ impl Metered {
 
     /// What its VM wants besides, in bytes/s.
     pub(super) fn demand_elsewhere(&self) -> f64 {
-        self.elsewhere.iter().chain(&self.unheld).sum()
+        self.elsewhere.iter().sum::<f64>() + self.unheld.map_or(0.0, |it| it.demand)
     }
 
     /// What it did in a K that is over.
@@ -164,7 +173,7 @@ impl Metered {
 
     /// What vCPUs that nobody holds have of a share, and what they leave of it, in bytes/s.
     fn after_unheld(&self, share: f64) -> (f64, f64) {
-        let first = self.unheld.map_or(0.0, |rate| rate.min((1.0 - LEFT_TO_QUEUES) * share));
+        let first = self.unheld.map_or(0.0, |it| it.rate.min((1.0 - LEFT_TO_QUEUES) * share));
         (first, share - first)
     }
 

@@ -3,14 +3,14 @@
 #[cfg(test)]
 mod omissions;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use cxl_pool::{Area, LINE_BYTES, Memory};
 use mem_channel::{DevLoad, ElementId, Measured, Node, Peers, Record, Sums, TenantId};
 use pod_protocol::mchannel::{Board, PeerBoard};
 use pod_protocol::objects::{ElementObject, PeerObject, Signal};
 
-use super::metered::{Metered, Moves, Part, Together};
+use super::metered::{Metered, Moves, Part, Together, Unheld};
 use super::plan::Plan;
 use super::signal::{Load, Signals};
 use super::{as_f64, whole};
@@ -109,16 +109,17 @@ impl<M: Memory> Exchange<M> {
         }
         let is_unheld =
             |metered: &Metered| matches!(&metered.moves, Moves::Vcpus(vcpus) if !vcpus.are_held());
-        let unheld: BTreeSet<Part> =
-            all.iter().filter(|(_, metered)| is_unheld(metered)).map(|(part, _)| *part).collect();
+        let of_unheld = |(part, metered): (&Part, &Metered)| (*part, metered.said.rate);
+        let unheld: BTreeMap<Part, f64> =
+            all.iter().filter(|(_, metered)| is_unheld(metered)).map(of_unheld).collect();
         for (part, metered) in all.iter_mut() {
             metered.elsewhere.clear();
             metered.unheld = None;
             let of_vm = wanted.get(&metered.object.instance.get()).into_iter().flatten();
             (metered.told, metered.vcpus) = (Vec::new(), None);
             for (other, demand) in of_vm.filter(|(other, _)| *other != Some(*part)) {
-                if other.is_some_and(|other| unheld.contains(&other)) {
-                    metered.unheld = Some(*demand);
+                if let Some(rate) = other.and_then(|other| unheld.get(&other)) {
+                    metered.unheld = Some(Unheld { demand: *demand, rate: *rate });
                     continue;
                 }
                 metered.elsewhere.push(*demand);

@@ -374,6 +374,11 @@ proptest! {
 
 /// What a lone VM's queues move, which always want more, and its vCPUs, which want so much and are held or not, in bytes/s.
 fn beside_queues(holds: bool, wants: f64) -> [f64; 2] {
+    beside_queues_on_a_host(holds, wants, 1.0).0
+}
+
+/// The same where the host has a processor for them only for this part of the time in which they would run; and their VM's share.
+fn beside_queues_on_a_host(holds: bool, wants: f64, has: f64) -> ([f64; 2], Option<f64>) {
     let pool = SimulatedPool::new(1, 1 << 16);
     let mut plan = Plan::new(fabric(0, 1, K_US)).unwrap();
     let mut exchange = Exchange::new(pool.host(endpoint(0).host), &plan);
@@ -392,7 +397,7 @@ fn beside_queues(holds: bool, wants: f64) -> [f64; 2] {
     for round in 0..100 {
         let now_us = K_US * f64::from(round + 1);
         let limit = f64::from_bits(pacing.rate.load(std::sync::atomic::Ordering::Relaxed));
-        let (queues, lines) = (limit.min(100e6) * K_US / 1e6, wants * part * K_US / 1e6);
+        let (queues, lines) = (limit.min(100e6) * K_US / 1e6, wants * part * has * K_US / 1e6);
         pacing.count(whole(queues), 1);
         pacing.hold(now_us - K_US + 1.0);
         pacing.release(now_us - 2.0);
@@ -400,7 +405,7 @@ fn beside_queues(holds: bool, wants: f64) -> [f64; 2] {
         let report = Report {
             elapsed_us: whole(K_US),
             bytes: whole(lines),
-            run_us: whole(part * K_US),
+            run_us: whole(part * has * K_US),
             ..Report::default()
         };
         vcpus.report(&report).unwrap();
@@ -411,7 +416,7 @@ fn beside_queues(holds: bool, wants: f64) -> [f64; 2] {
         }
     }
     let seconds = 50.0 * K_US / 1e6;
-    [moved.0 / seconds, moved.1 / seconds]
+    ([moved.0 / seconds, moved.1 / seconds], all[&keys[0]].said.share)
 }
 
 #[test]
@@ -426,4 +431,13 @@ fn queues_have_what_vcpus_leave_that_nobody_holds() {
     let [queues, vcpus] = beside_queues(false, 50e6);
     assert!(queues > CAPACITY / 20.0 && queues <= CAPACITY / 10.0, "{queues}");
     assert_near(&[vcpus], &[50e6], 0.05);
+}
+
+#[test]
+fn queues_have_what_vcpus_move_less_that_wait_for_a_processor() {
+    // They want 12 MB/s and get to move 6. Held back by as much as they want, queues would have the rest only once shares have grown beyond what the path carries,
+    // for all that share it.
+    let (rates, share) = beside_queues_on_a_host(false, 12e6, 0.5);
+    assert_near(&rates, &[CAPACITY - 6e6, 6e6], 0.05);
+    assert_near(&[share.unwrap()], &[CAPACITY], 0.05);
 }
