@@ -41,16 +41,16 @@ pub(super) struct Fabric {
     /// Threads of each program in Figure 11, at the heaviest: assumed.
     pub(super) pair_threads: f64,
     /// A response says moderate overload if it found more lines waiting than this, severe overload from a quarter more on, where hardly a buffer of the egress port is
-    /// left, and optimal load from a third of it on. Chosen with control, among 64, 256 and this: three quarters of the egress port's
-    /// buffers.
+    /// left, and optimal load from a third of it on. Chosen with control, on Bwaves alone ([`super::choice`]): three quarters of the egress port's buffers.
     pub(super) overload_lines: f64,
-    /// δ, the part of responses with overload that is taken for congestion. Chosen with control, for use of the link.
+    /// δ, the part of responses with overload that is taken for congestion. Chosen in the same way.
     pub(super) delta: f64,
-    /// What control is told that a link carries, as a part of what it does carry. Chosen with control: of a link that is quite full nobody sees that
+    /// What control is told that a link carries, as a part of what it does carry. Chosen in the same way. Of a link that is quite full nobody sees that
     /// more is wanted, since what is carried is never more than that, so shares grow until queues do.
     pub(super) told: f64,
     /// The windows of a program's first thread begin so much of a window after those of the program before: whenever it was started. Of the golden
-    /// section no multiple comes near a whole number, so that no two of thousands of programs begin together. Chosen with control.
+    /// section no multiple comes near a whole number, so that no two of thousands of programs begin together: assumed. It is how the shim has the vCPUs
+    /// of a machine begin.
     pub(super) started: f64,
     /// T_W in µs (§4.3).
     pub(super) t_w_us: f64,
@@ -79,7 +79,7 @@ impl Fabric {
         pair_threads: 15.0,
         overload_lines: 72.0,
         delta: 0.5,
-        told: 0.98,
+        told: 0.97,
         started: 0.381_966_011_250_105,
         t_w_us: 100.0,
         k_us: 500.0,
@@ -172,14 +172,14 @@ pub(super) const KNOWN: [Parameter; 23] = [
     Parameter { name: "threads of Figure 11", source: "assumed", of: |fabric| &mut fabric.pair_threads },
     Parameter {
         name: "overload, lines",
-        source: "chosen with control",
+        source: "chosen on Bwaves",
         of: |fabric| &mut fabric.overload_lines,
     },
-    Parameter { name: "δ", source: "chosen with control", of: |fabric| &mut fabric.delta },
-    Parameter { name: "told of a link", source: "chosen with control", of: |fabric| &mut fabric.told },
+    Parameter { name: "δ", source: "chosen on Bwaves", of: |fabric| &mut fabric.delta },
+    Parameter { name: "told of a link", source: "chosen on Bwaves", of: |fabric| &mut fabric.told },
     Parameter {
         name: "windows begin apart by, T_W",
-        source: "chosen with control",
+        source: "assumed, as in the shim",
         of: |fabric| &mut fabric.started,
     },
     Parameter { name: "T_W, µs", source: "§4.3", of: |fabric| &mut fabric.t_w_us },
