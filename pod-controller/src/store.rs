@@ -7,10 +7,12 @@ mod aside;
 mod database;
 pub mod etcd;
 mod length;
+mod mark;
 pub(crate) mod parts;
 mod sealed;
 mod slow_disk;
 mod snapshot;
+mod tried;
 mod turns;
 
 use std::path::{Path, PathBuf};

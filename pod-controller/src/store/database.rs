@@ -1,12 +1,17 @@
 //! A file of redb, and what can be wrong with it.
 
+use std::fs::File;
 use std::panic::UnwindSafe;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
-use redb::ReadableDatabase;
+use redb::backends::FileBackend;
+use redb::{Durability, ReadableDatabase, StorageBackend};
 
+use super::mark::{self, Mark};
 use super::slow_disk::SlowDisk;
+use super::tried::{Shared, Tried};
 use super::turns::Turns;
 use super::{Damage, StoreError, seal};
 
@@ -15,6 +20,7 @@ use super::{Damage, StoreError, seal};
 pub(crate) struct Database {
     path: PathBuf,
     redb: redb::Database,
+    mark: Mark,
     slow_disk: SlowDisk,
     turns: Turns,
 }
@@ -28,9 +34,10 @@ impl Database {
     ) -> Result<T, StoreError> {
         refuse_what_is_no_database(path)?;
         let opened = std::panic::catch_unwind(|| {
-            let redb = redb::Database::create(path).map_err(|error| opening(path, error))?;
-            let (slow_disk, turns) = (SlowDisk::default(), Turns::default());
-            read(Self { path: path.to_path_buf(), redb, slow_disk, turns })
+            let file = File::options().read(true).write(true).create(true).truncate(false).open(path);
+            let file = file.map_err(|error| failed(path, redb::Error::Io(error).into()))?;
+            let disk = FileBackend::new(file).map_err(|error| opening(path, error))?;
+            read(Self::begin(path, Arc::new(disk))?)
         });
         opened.unwrap_or_else(|panic| {
             let said = panic.downcast_ref::<String>().cloned();
@@ -42,10 +49,30 @@ impl Database {
 
     /// Opens or creates one on a disk that is made up.
     #[cfg(test)]
-    pub(crate) fn on(disk: impl redb::StorageBackend) -> Result<Self, StoreError> {
-        let path = PathBuf::from("a disk that is made up");
-        let redb = redb::Builder::new().create_with_backend(disk).map_err(|error| opening(&path, error))?;
-        Ok(Self { path, redb, slow_disk: SlowDisk::default(), turns: Turns::default() })
+    pub(crate) fn on(disk: impl StorageBackend) -> Result<Self, StoreError> {
+        Self::begin(Path::new("a disk that is made up"), Arc::new(disk))
+    }
+
+    fn begin(path: &Path, disk: Arc<dyn StorageBackend>) -> Result<Self, StoreError> {
+        let found = Mark::find(&disk).map_err(|failure| failed(path, failure))?;
+        if let Some((_, marked)) = found {
+            // Opened for good, it would be changed, and what is missing be forgotten.
+            let tried =
+                Tried::new(Arc::clone(&disk)).map_err(|error| failed(path, redb::Error::Io(error).into()))?;
+            let tried = opened(path, tried)?;
+            let counted = counted(path, &tried)?.unwrap_or(0);
+            if counted < marked {
+                return Err(failed(path, mark::behind(counted, marked).into()));
+            }
+        }
+        let redb = opened(path, Shared(Arc::clone(&disk)))?;
+        let mark = match found {
+            Some((mark, _)) => mark,
+            None if counted(path, &redb)?.is_some() => return Err(failed(path, mark::lost().into())),
+            None => Mark::begin(disk).map_err(|failure| failed(path, failure))?,
+        };
+        let (slow_disk, turns) = (SlowDisk::default(), Turns::default());
+        Ok(Self { path: path.to_path_buf(), redb, mark, slow_disk, turns })
     }
 
     /// Where it is.
@@ -67,7 +94,7 @@ impl Database {
         &self,
         body: impl FnOnce(&redb::WriteTransaction) -> Result<T, Failure>,
     ) -> Result<T, StoreError> {
-        self.write_with(redb::Durability::Immediate, true, body)
+        self.write_with(Durability::Immediate, true, body)
     }
 
     /// As [`Database::write`], by a thread of its own, while this one does something else. It is done in any case.
@@ -94,7 +121,7 @@ impl Database {
         &self,
         body: impl FnOnce(&redb::WriteTransaction) -> Result<T, Failure>,
     ) -> Result<T, StoreError> {
-        self.write_with(redb::Durability::Immediate, false, body)
+        self.write_with(Durability::Immediate, false, body)
     }
 
     /// As [`Database::write`], and may be lost with the power, as a whole.
@@ -102,7 +129,7 @@ impl Database {
         &self,
         body: impl FnOnce(&redb::WriteTransaction) -> Result<T, Failure>,
     ) -> Result<T, StoreError> {
-        self.write_with(redb::Durability::None, true, body)
+        self.write_with(Durability::None, true, body)
     }
 
     /// A value as it is written.
@@ -112,7 +139,7 @@ impl Database {
 
     fn write_with<T>(
         &self,
-        durability: redb::Durability,
+        durability: Durability,
         goes_first: bool,
         body: impl FnOnce(&redb::WriteTransaction) -> Result<T, Failure>,
     ) -> Result<T, StoreError> {
@@ -126,34 +153,40 @@ impl Database {
             let mut transaction = self.redb.begin_write()?;
             drop(waiting);
             transaction.set_durability(durability)?;
-            // After a crash, damage to what was written last looks like a write that was cut off, and the database goes back to
-            // what was there before, which is to forget what was acknowledged. Of two phases it knows that they ended.
-            transaction.set_two_phase_commit(true);
             let value = body(&transaction)?;
+            let is_for_good = matches!(durability, Durability::Immediate);
+            let count = if is_for_good { Some(mark::count(&transaction)?) } else { None };
             let began = Instant::now();
             let committed = transaction.commit();
             self.slow_disk.note(&self.path, began, Instant::now());
             committed?;
+            if let Some(count) = count {
+                self.mark.note(count);
+            }
             Ok(value)
         })();
         result.map_err(|failure| self.failed(failure))
     }
 
     fn failed(&self, failure: Failure) -> StoreError {
-        let path = self.path.clone();
-        match failure {
-            Failure::Damaged(damage) => StoreError::Damaged { path, reason: damage.to_string() },
-            Failure::Database(error) => match *error {
-                redb::Error::Corrupted(reason) => StoreError::Damaged { path, reason },
-                redb::Error::Io(error) => StoreError::Io { path, reason: error.to_string() },
-                // What is there is whole: the database only writes no more until it is opened again.
-                redb::Error::PreviousIo => {
-                    let reason = "an earlier write failed; see the log before this".to_owned();
-                    StoreError::Io { path, reason }
-                }
-                other => StoreError::Damaged { path, reason: other.to_string() },
-            },
-        }
+        failed(&self.path, failure)
+    }
+}
+
+fn failed(path: &Path, failure: Failure) -> StoreError {
+    let path = path.to_path_buf();
+    match failure {
+        Failure::Damaged(damage) => StoreError::Damaged { path, reason: damage.to_string() },
+        Failure::Database(error) => match *error {
+            redb::Error::Corrupted(reason) => StoreError::Damaged { path, reason },
+            redb::Error::Io(error) => StoreError::Io { path, reason: error.to_string() },
+            // What is there is whole: the database only writes no more until it is opened again.
+            redb::Error::PreviousIo => {
+                let reason = "an earlier write failed; see the log before this".to_owned();
+                StoreError::Io { path, reason }
+            }
+            other => StoreError::Damaged { path, reason: other.to_string() },
+        },
     }
 }
 
@@ -173,6 +206,17 @@ impl From<Damage> for Failure {
     fn from(damage: Damage) -> Self {
         Self::Damaged(damage)
     }
+}
+
+/// What the database makes of a file.
+fn opened(path: &Path, disk: impl StorageBackend) -> Result<redb::Database, StoreError> {
+    redb::Builder::new().create_with_backend(disk).map_err(|error| opening(path, error))
+}
+
+/// How many transactions are there.
+fn counted(path: &Path, redb: &redb::Database) -> Result<Option<u64>, StoreError> {
+    let counted = (|| mark::counted(&redb.begin_read()?))();
+    counted.map_err(|failure| failed(path, failure))
 }
 
 fn opening(path: &Path, error: redb::DatabaseError) -> StoreError {

@@ -344,4 +344,5 @@ fn truncated_file_gives_an_error() {
     }
 }
 
+mod marks;
 mod snapshots;
