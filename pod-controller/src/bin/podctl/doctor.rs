@@ -1,5 +1,6 @@
 //! Looks at this host, without a controller: what its daemons need, what is missing, and how to mend it.
 
+mod caches;
 mod devices;
 mod guests;
 mod permissions;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use pod_protocol::config::HostConfig;
 
-use super::{Finding, Machine};
+use super::{Finding, Machine, caches};
 
 pub(super) fn examine(host: &HostConfig, machine: &Machine) -> Vec<Finding> {
     let mut findings: Vec<Finding> = host.nic.iter().map(|table| nic(table, machine)).collect();
@@ -27,7 +27,14 @@ fn nic(table: &toml::Table, machine: &Machine) -> Finding {
     let (driver, interface) = (text(table, "driver"), text(table, "interface"));
     let there = |name: &str| !name.is_empty() && machine.path(&format!("/sys/class/net/{name}")).exists();
     let creates = table.get("create").and_then(toml::Value::as_bool).unwrap_or(true);
+    let bypasses = table.get("cache-bypassing").and_then(toml::Value::as_bool).unwrap_or(false);
     match driver {
+        "tap" | "af-xdp" if bypasses => {
+            let found = format!("{driver} does not write past the caches, and refuses cache-bypassing");
+            Finding::broken(&subject, found, "leave cache-bypassing out")
+        }
+        "null" if bypasses => Finding::good(&subject, "null, plays a device that writes past the caches"),
+        _ if bypasses => caches::bypassed(&subject, interface, machine),
         "tap" if !machine.path("/dev/net/tun").exists() => {
             Finding::broken(&subject, "/dev/net/tun is missing", "modprobe tun")
         }
@@ -137,8 +144,16 @@ mod tests {
                     [[nic]]\nname = 'c'\ndriver = 'tap'\ninterface = 'tap0'\ncreate = false\n\
                     [[nic]]\nname = 'd'\ndriver = 'af-xdp'\ninterface = 'eth0'\n\
                     [[nic]]\nname = 'e'\ndriver = 'af-xdp'\ninterface = 'eth7'\n";
-        let found: Vec<_> = verdicts(text, &machine).into_iter().map(|(_, verdict)| verdict).collect();
-        assert_eq!(found, [Verdict::Good, Verdict::Poor, Verdict::Broken, Verdict::Good, Verdict::Broken]);
+        let found =
+            |text| verdicts(text, &machine).into_iter().map(|(_, verdict)| verdict).collect::<Vec<_>>();
+        assert_eq!(
+            found(text),
+            [Verdict::Good, Verdict::Poor, Verdict::Broken, Verdict::Good, Verdict::Broken]
+        );
+        let bypassing = "[[nic]]\nname = 'a'\ndriver = 'af-xdp'\ninterface = 'eth0'\ncache-bypassing = true\n\
+                         [[nic]]\nname = 'b'\ndriver = 'null'\ncache-bypassing = true\n\
+                         [[nic]]\nname = 'c'\ndriver = 'another'\ninterface = 'eth0'\ncache-bypassing = true\n";
+        assert_eq!(found(bypassing), [Verdict::Broken, Verdict::Good, Verdict::Poor]);
     }
 
     #[test]
