@@ -76,7 +76,7 @@ fn map(pool: &Pool) -> String {
     }
     let _ = writeln!(
         shown,
-        "{:>14}T transmit  R receive  D data  G guests' RAM  c rings  {QUARANTINED} quarantined  {FAILED} failed  {FREE} free; one cell is {}",
+        "{:>14}T transmit  R receive  D data  G guests' RAM  B boards  c rings  {QUARANTINED} quarantined  {FAILED} failed  {FREE} free; one cell is {}",
         "",
         ByteSize::new(cell_bytes)
     );
@@ -109,6 +109,7 @@ fn letter(region: &Region) -> char {
         (RegionState::InUse, "receive") => 'R',
         (RegionState::InUse, "data") => 'D',
         (RegionState::InUse, "ram") => 'G',
+        (RegionState::InUse, "board") => 'B',
         (RegionState::InUse, _) => 'c',
     }
 }
