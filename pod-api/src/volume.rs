@@ -212,10 +212,10 @@ pub struct CreateVolume {
     #[serde(default = "one")]
     #[schema(default = 1, minimum = 1, maximum = 3)]
     pub replicas: u8,
-    /// How many requests per second it is sure of on each SSD; it comes before other volumes for so many.
+    /// How many requests per second it is sure of, on each SSD or, if it is striped, in all; it comes before other volumes for so many.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub minimum_iops: Option<u64>,
-    /// How many bytes per second it is sure of on each SSD; it comes before other volumes for so many.
+    /// How many bytes per second it is sure of, on each SSD or, if it is striped, in all; it comes before other volumes for so many.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub minimum_bytes_per_second: Option<u64>,
     /// Lay it out over SSDs of several hosts, a share on each.

@@ -8,7 +8,7 @@
 //! | version | what it adds |
 //! |---|---|
 //! | 1.0 | the first |
-//! | 1.1 | controllers tell daemons the version of the pod ([`ProtocolObject`](crate::objects::ProtocolObject)), and keep it in their log; an answer says whether a message was refused or not understood; a column of a striped volume moves ([`DiskObject::beside`](crate::objects::DiskObject::beside)); devices may be packed; volumes may be kept apart or together; hosts and devices bear labels; devices are deleted without their hosts; moves in order keep a backup that carries what is reserved; of VMMs is remembered what a frontend's life before said; what an instance's kind promises of volumes ends with the lease; a fabric may have more elements than one board has lines for; SSDs are known by a number that stands on them; hosts look at how congested elements of the fabric are; guests are shown what discards their SSDs heed |
+//! | 1.1 | controllers tell daemons the version of the pod ([`ProtocolObject`](crate::objects::ProtocolObject)), and keep it in their log; an answer says whether a message was refused or not understood; a column of a striped volume moves ([`DiskObject::beside`](crate::objects::DiskObject::beside)); devices may be packed; volumes may be kept apart or together; hosts and devices bear labels; devices are deleted without their hosts; moves in order keep a backup that carries what is reserved; of VMMs is remembered what a frontend's life before said; what an instance's kind promises of volumes ends with the lease; a fabric may have more elements than one board has lines for; SSDs are known by a number that stands on them; hosts look at how congested elements of the fabric are; guests are shown what discards their SSDs heed; network frontends know where backends receive ([`ChannelObject::receives`](crate::objects::ChannelObject::receives)); striped volumes are sure of something from the beginning |
 
 use std::fmt;
 
@@ -116,6 +116,11 @@ impl Protocol {
     /// The first minor in which volumes may be read only. Controllers of the one before would overlook that one is to be, and lease it as
     /// any other.
     pub const PROTECTS_VOLUMES: u16 = 1;
+    /// The first minor in which network frontends are told where backends receive. Those of the one before look anywhere in the pool.
+    pub const LIMITS_BACKENDS: u16 = 1;
+    /// The first minor in which a striped volume is created with what it is sure of. Controllers of the one before would overlook that, and place it
+    /// where there is no room for it.
+    pub const RESERVES_STRIPED: u16 = 1;
 
     /// The version of this release's major with another minor.
     #[must_use]

@@ -6,6 +6,7 @@ use super::attachment::Attached;
 use super::change_volume::VolumeChange;
 use super::create::{VolumeWish, Wanted};
 use super::rates::guarantee;
+use super::stripe::StripedWish;
 use super::{
     Command, DeviceId, Effect, Health, Lease, LeaseKind, Options, Presence, Purpose, Refusal, RefusalKind,
     State,
@@ -76,8 +77,19 @@ impl State {
                 let wanted = VolumeWish { size_bytes: *size_bytes, replicas: *replicas, qos, groups };
                 self.create_volume(name, device.as_ref(), &wanted, effects)?;
             }
-            Command::CreateStriped { name, size_bytes, columns, stripe_bytes, groups } => {
-                self.create_striped(name, *size_bytes, (*columns, *stripe_bytes), groups, effects)?;
+            Command::CreateStriped {
+                name,
+                size_bytes,
+                columns,
+                stripe_bytes,
+                minimum_iops,
+                minimum_bytes_per_second,
+                groups,
+            } => {
+                let qos = guarantee(*minimum_iops, *minimum_bytes_per_second);
+                let (size_bytes, columns, stripe_bytes) = (*size_bytes, *columns, *stripe_bytes);
+                let wanted = StripedWish { size_bytes, columns, stripe_bytes, qos, groups };
+                self.create_striped(name, &wanted, effects)?;
             }
             Command::ReplicaFailed { endpoint, lease, replica, epoch, reason } => {
                 self.replica_failed(*endpoint, *lease, *replica, *epoch, reason, effects);

@@ -5,6 +5,7 @@ use pod_protocol::ids::VolumeId;
 use pod_protocol::objects::Qos;
 use pod_protocol::volume_table::StripeEntry;
 
+use super::change_volume::check_qos;
 use super::rates::Rates;
 use super::volume::{check_size, place_bytes};
 use super::{Effect, Groups, Refusal, RefusalKind, State, Volume, check_name};
@@ -14,15 +15,24 @@ const COLUMNS_MAX: u8 = 4;
 /// The least and the most that may lie in one column before the next has its turn.
 const STRIPE_BYTES: std::ops::RangeInclusive<u64> = 64 << 10..=16 << 20;
 
+/// A striped volume as somebody wants it.
+pub(super) struct StripedWish<'a> {
+    pub(super) size_bytes: u64,
+    pub(super) columns: u8,
+    pub(super) stripe_bytes: u64,
+    /// What all of it is to be sure of.
+    pub(super) qos: Qos,
+    pub(super) groups: &'a Groups,
+}
+
 impl State {
     pub(super) fn create_striped(
         &mut self,
         name: &str,
-        size_bytes: u64,
-        (columns, stripe_bytes): (u8, u64),
-        groups: &Groups,
+        wanted: &StripedWish<'_>,
         effects: &mut Vec<Effect>,
     ) -> Result<(), Refusal> {
+        let StripedWish { size_bytes, columns, stripe_bytes, qos, groups } = *wanted;
         let invalid = |detail: String| Err(Refusal::new(RefusalKind::InvalidValue, detail));
         check_name("a volume", name)?;
         if self.volume_named(name).is_some() {
@@ -37,15 +47,18 @@ impl State {
             let (least, most) = (ByteSize::new(*STRIPE_BYTES.start()), ByteSize::new(*STRIPE_BYTES.end()));
             return invalid(format!("stripes can be {least} to {most} long, a power of two"));
         }
+        check_qos(&qos)?;
         let share = place_bytes(size_bytes, columns.into(), Some(stripe_bytes));
+        let rates = Rates::sure_of(&share_of_column(qos, columns.into()));
         groups.check()?;
         let neighbours = self.neighbours(groups, None);
-        let places = self.places((share, Rates::default()), None, columns, &neighbours);
+        let places = self.places((share, rates), None, columns, &neighbours);
         if places.len() < usize::from(columns) {
             let detail = format!(
-                "there is no room for {} on SSDs of {columns} hosts that are up, in one piece on each: delete volumes, \
+                "there is no room for {}{} on SSDs of {columns} hosts that are up, in one piece on each: delete volumes, \
                  or ask for less{}",
                 ByteSize::new(share),
+                rates.as_well(),
                 neighbours.as_well(groups)
             );
             return Err(Refusal::new(RefusalKind::NoRoom, detail));
@@ -57,6 +70,7 @@ impl State {
         effects.push(Effect::event(EventKind::VolumeCreated, name, message));
         let mut volume = Volume::new(id, name.to_owned(), places, size_bytes);
         volume.stripe_bytes = Some(stripe_bytes);
+        volume.qos = qos;
         volume.groups.clone_from(groups);
         self.volumes.insert(id, volume);
         Ok(())
@@ -77,16 +91,20 @@ impl Volume {
         if self.stripe_bytes.is_none() {
             return qos;
         }
-        let columns = u64::from(self.columns()).max(1);
-        let share = |all: Option<u64>| all.map(|all| all.div_ceil(columns));
-        let Qos { iops, bytes_per_second, burst_ms, minimum_iops, minimum_bytes_per_second } = qos;
-        Qos {
-            iops: share(iops),
-            bytes_per_second: share(bytes_per_second),
-            burst_ms,
-            minimum_iops: share(minimum_iops),
-            minimum_bytes_per_second: share(minimum_bytes_per_second),
-        }
+        share_of_column(qos, self.columns().into())
+    }
+}
+
+/// What one of so many columns has of what all of them have.
+fn share_of_column(all: Qos, columns: u64) -> Qos {
+    let share = |all: Option<u64>| all.map(|all| all.div_ceil(columns.max(1)));
+    let Qos { iops, bytes_per_second, burst_ms, minimum_iops, minimum_bytes_per_second } = all;
+    Qos {
+        iops: share(iops),
+        bytes_per_second: share(bytes_per_second),
+        burst_ms,
+        minimum_iops: share(minimum_iops),
+        minimum_bytes_per_second: share(minimum_bytes_per_second),
     }
 }
 
@@ -94,11 +112,12 @@ impl Volume {
 mod tests {
     use cxl_pool::{HostId, Role};
     use pod_protocol::objects::{Object, Qos};
+    use pod_protocol::protocol::Protocol;
     use pod_protocol::reports::DeviceReport;
     use pod_protocol::volume_table::VolumeTable;
 
-    use super::super::Command;
     use super::super::model::{MIB, check, devices_of, endpoint, guest, join, options, scrub_all};
+    use super::super::{Command, Labels};
     use super::*;
 
     const UNIT: u64 = 64 << 10;
@@ -109,6 +128,21 @@ mod tests {
             size_bytes: mib * MIB,
             columns,
             stripe_bytes,
+            minimum_iops: None,
+            minimum_bytes_per_second: None,
+            groups: Groups::default(),
+        }
+    }
+
+    /// The same, sure of something.
+    fn reserving(name: &str, iops: Option<u64>, bytes: Option<u64>) -> Command {
+        Command::CreateStriped {
+            name: name.to_owned(),
+            size_bytes: MIB,
+            columns: 2,
+            stripe_bytes: UNIT,
+            minimum_iops: iops,
+            minimum_bytes_per_second: bytes,
             groups: Groups::default(),
         }
     }
@@ -177,6 +211,57 @@ mod tests {
         check(&state);
         let lease = state.leases.values().next().unwrap();
         assert!(state.is_failed_disk(lease));
+    }
+
+    /// Each SSD can do 10000 requests and 30 MiB in a second.
+    #[test]
+    fn what_it_is_sure_of_is_reserved_on_each_of_its_ssds_from_the_beginning() {
+        let mut state = pod();
+        let speaking = state.speaking(Protocol::RESERVES_STRIPED);
+        state.apply(&speaking).unwrap();
+        state.apply(&reserving("wide", Some(15_001), Some(40 * MIB))).unwrap();
+        check(&state);
+        let wide = state.volume_named("wide").unwrap();
+        let kept = (wide.qos.minimum_iops, wide.qos.minimum_bytes_per_second);
+        assert_eq!(kept, (Some(15_001), Some(40 * MIB)));
+        for place in &wide.replicas {
+            let reserved = state.ssd_loads().get(&place.device).unwrap().rates();
+            assert_eq!(reserved, Rates { iops: 7501, bytes_per_second: 20 * MIB });
+        }
+        // What is left is 2499 requests and 10 MiB of each.
+        for (refused, kind) in [
+            (reserving("more", Some(5000), None), RefusalKind::NoRoom),
+            (reserving("more", None, Some(20 * MIB + 1)), RefusalKind::NoRoom),
+            (reserving("more", Some(0), None), RefusalKind::InvalidValue),
+        ] {
+            let before = state.clone();
+            let refusal = state.apply(&refused).unwrap_err();
+            assert_eq!(refusal.kind, kind, "{refused:?}");
+            assert_eq!(state, before);
+        }
+        let refusal = state.apply(&reserving("more", Some(5000), None)).unwrap_err();
+        assert!(refusal.detail.contains("and 2500 requests/s"), "{refusal}");
+        state.apply(&reserving("more", Some(4998), Some(20 * MIB))).unwrap();
+        check(&state);
+    }
+
+    #[test]
+    fn controllers_of_the_version_before_are_not_asked_to_reserve_for_it() {
+        let mut state = pod();
+        for refused in [reserving("wide", Some(1), None), reserving("wide", None, Some(1))] {
+            let asked = Box::new(refused.clone());
+            let request = Command::Request { key: None, labels: Labels::default(), expected: None, asked };
+            for command in [refused, request] {
+                let refusal = state.apply(&command).unwrap_err();
+                assert_eq!(refusal.kind, RefusalKind::Busy, "{refusal:?}");
+                assert_eq!(state.check_spoken(&command).unwrap_err(), refusal);
+            }
+        }
+        // Without it they read what they always did.
+        let text = serde_json::to_string(&create(2, UNIT, 9)).unwrap();
+        assert!(!text.contains("minimum"), "{text}");
+        assert_eq!(serde_json::from_str::<Command>(&text).unwrap(), create(2, UNIT, 9));
+        state.apply(&create(2, UNIT, 9)).unwrap();
     }
 
     #[test]

@@ -142,19 +142,20 @@ fn creation(handle: &Handle, request: &CreateVolume, where_near: Near) -> Result
             minimum_bytes_per_second: request.minimum_bytes_per_second,
             groups,
         },
-        Some(_)
-            if replicas != 1
-                || device.is_some()
-                || request.minimum_iops.is_some()
-                || request.minimum_bytes_per_second.is_some() =>
-        {
-            let detail = "a striped volume has no replicas, and its SSDs are chosen: leave out replicas and device, and reserve what it \
-                 is sure of once it is there";
+        Some(_) if replicas != 1 || device.is_some() => {
+            let detail =
+                "a striped volume has no replicas, and its SSDs are chosen: leave out replicas and device";
             return Err(Failure::new(StatusCode::BAD_REQUEST, "invalid-value", detail));
         }
-        Some(Stripes { columns, size }) => {
-            Command::CreateStriped { name, size_bytes, columns, stripe_bytes: size.get(), groups }
-        }
+        Some(Stripes { columns, size }) => Command::CreateStriped {
+            name,
+            size_bytes,
+            columns,
+            stripe_bytes: size.get(),
+            minimum_iops: request.minimum_iops,
+            minimum_bytes_per_second: request.minimum_bytes_per_second,
+            groups,
+        },
     })
 }
 

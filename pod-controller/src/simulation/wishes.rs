@@ -108,6 +108,8 @@ impl Around<'_> {
             size_bytes: self.dice.between(1, 6) * MIB,
             columns: 2,
             stripe_bytes: 64 << 10,
+            minimum_iops: None,
+            minimum_bytes_per_second: None,
             groups: if self.grouped { self.groups(number) } else { Groups::default() },
         }
     }

@@ -26,6 +26,7 @@ mod rest;
 mod restored;
 mod schemathesis;
 mod state_disk;
+mod striped;
 mod support;
 mod tls;
 mod top;

@@ -173,6 +173,8 @@ fn volumes_that_cannot_move_or_shall_not_stay() {
                     size_bytes,
                     columns: 2,
                     stripe_bytes: 1 << 20,
+                    minimum_iops: None,
+                    minimum_bytes_per_second: None,
                     groups: Groups::default(),
                 },
             );

@@ -55,6 +55,8 @@ fn pod() -> State {
             size_bytes: 48 * MIB,
             columns: 2,
             stripe_bytes: 64 << 10,
+            minimum_iops: None,
+            minimum_bytes_per_second: None,
             groups: Groups::default(),
         },
     );

@@ -104,6 +104,8 @@ fn a_striped_disk_has_what_each_column_heeds_of_its_share() {
             size_bytes: 8 * MIB,
             columns: 2,
             stripe_bytes: unit.into(),
+            minimum_iops: None,
+            minimum_bytes_per_second: None,
             groups: Groups::default(),
         };
         must(&mut state, &command);

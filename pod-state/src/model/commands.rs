@@ -130,11 +130,13 @@ pub(super) fn commands(state: &State, step: &Step) -> Vec<Command> {
             minimum_bytes_per_second: iops.filter(|iops| iops % 2 != 0).map(|iops| iops << 12),
             groups: named(groups),
         }],
-        Step::CreateStriped { name, mib, groups } => vec![Command::CreateStriped {
+        Step::CreateStriped { name, mib, iops, groups } => vec![Command::CreateStriped {
             name: format!("vol{name}"),
             size_bytes: mib * MIB,
             columns: 2,
             stripe_bytes: 64 << 10,
+            minimum_iops: iops.filter(|iops| iops % 3 != 0),
+            minimum_bytes_per_second: iops.filter(|iops| iops % 2 != 0).map(|iops| iops << 12),
             groups: named(groups),
         }],
         Step::Group { name, groups } => vec![Command::ChangeVolume {

@@ -109,6 +109,7 @@ pub(super) enum Step {
     CreateStriped {
         name: u8,
         mib: u64,
+        iops: Option<u64>,
         groups: InGroups,
     },
     Protect {
@@ -288,7 +289,8 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
         3 => (0_u8..5, 1_u64..20, prop::option::of(2_u16..4), 1_u8..3, prop::option::of(1_u64..8000), in_groups()).prop_map(
             |(name, mib, device, replicas, iops, groups)| Step::CreateVolume { name, mib, device, replicas, iops, groups }
         ),
-        2 => (0_u8..5, 1_u64..20, in_groups()).prop_map(|(name, mib, groups)| Step::CreateStriped { name, mib, groups }),
+        2 => (0_u8..5, 1_u64..20, prop::option::of(1_u64..16_000), in_groups())
+            .prop_map(|(name, mib, iops, groups)| Step::CreateStriped { name, mib, iops, groups }),
         2 => (0_u8..5, in_groups()).prop_map(|(name, groups)| Step::Group { name, groups }),
         1 => (0_u8..5, any::<bool>()).prop_map(|(name, on)| Step::Protect { name, on }),
         5 => (0_usize..4, 0_u32..4, 0_u64..2, prop::sample::select(vec![Says::Failed, Says::Synced, Says::Left]))

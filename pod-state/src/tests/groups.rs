@@ -26,7 +26,15 @@ fn together(name: &str) -> Groups {
 
 fn striped(name: &str, columns: u8, groups: Groups) -> Command {
     let (name, size_bytes) = (name.to_owned(), 8 * MIB);
-    Command::CreateStriped { name, size_bytes, columns, stripe_bytes: 64 << 10, groups }
+    Command::CreateStriped {
+        name,
+        size_bytes,
+        columns,
+        stripe_bytes: 64 << 10,
+        minimum_iops: None,
+        minimum_bytes_per_second: None,
+        groups,
+    }
 }
 
 fn hosts_of(state: &State, volume: &str) -> BTreeSet<u16> {

@@ -80,7 +80,15 @@ fn pod_with_columns() -> State {
     let groups = Groups::default();
     must(
         &mut state,
-        &Command::CreateStriped { name, size_bytes, columns: 2, stripe_bytes: 64 << 10, groups },
+        &Command::CreateStriped {
+            name,
+            size_bytes,
+            columns: 2,
+            stripe_bytes: 64 << 10,
+            minimum_iops: None,
+            minimum_bytes_per_second: None,
+            groups,
+        },
     );
     must(&mut state, &guest("vm", &["vol"]));
     scrub(&mut state);

@@ -37,11 +37,11 @@ pub(crate) enum Volumes {
         /// How many hosts keep it on their SSDs: 1 to 3
         #[arg(long, default_value_t = 1)]
         replicas: u8,
-        /// How many requests per second it is sure of on each SSD
-        #[arg(long, value_name = "COUNT", conflicts_with = "stripes")]
+        /// How many requests per second it is sure of: on each of its SSDs, or with --stripes in all
+        #[arg(long, value_name = "COUNT")]
         minimum_iops: Option<u64>,
-        /// How many bytes per second it is sure of on each SSD: a number, or with K, M, G or T
-        #[arg(long, value_name = "BYTES", conflicts_with = "stripes")]
+        /// How many bytes per second it is sure of, in the same way: a number, or with K, M, G or T
+        #[arg(long, value_name = "BYTES")]
         minimum_bandwidth: Option<ByteSize>,
         /// Over the SSDs of how many hosts it is laid out, a share on each: 2 to 4
         #[arg(long, conflicts_with_all = ["replicas", "device"])]
