@@ -70,6 +70,9 @@ pub struct RunSection {
     pub wakeup: Wakeup,
     /// How long a worker goes on polling after its last work.
     pub busy_poll_us: u64,
+    /// How long it does while others have in hand what it has begun, such as an SSD, as long as that ends within this time. What is less
+    /// than `busy-poll-us` changes nothing.
+    pub poll_in_flight_us: u64,
     /// How long a holder may act without having looked at its fence. The same in the whole pod.
     pub fence_ms: u64,
     /// How long a worker may be busy with one and the same thing before its daemon is taken for stuck and ends, so that it is
@@ -87,6 +90,7 @@ impl Default for RunSection {
             directory: "/run/wadi".into(),
             wakeup: Wakeup::default(),
             busy_poll_us: 50,
+            poll_in_flight_us: 200,
             fence_ms: 250,
             worker_timeout_ms: 5000,
             protocol: Protocol::CURRENT,
@@ -98,6 +102,11 @@ impl RunSection {
     /// How long a worker goes on polling after its last work.
     pub fn busy_poll(&self) -> Duration {
         Duration::from_micros(self.busy_poll_us)
+    }
+
+    /// How long it does while others have in hand what it has begun.
+    pub fn poll_in_flight(&self) -> Duration {
+        Duration::from_micros(self.poll_in_flight_us)
     }
 
     /// How long a holder may act without having looked at its fence.
@@ -246,8 +255,10 @@ impl HostConfig {
                 self.run.worker_timeout_ms
             ));
         }
-        if self.run.busy_poll_us > 1_000_000 {
-            return Err(format!("run.busy-poll-us = {}: use at most 1000000", self.run.busy_poll_us));
+        let polls =
+            [("busy-poll-us", self.run.busy_poll_us), ("poll-in-flight-us", self.run.poll_in_flight_us)];
+        if let Some((key, us)) = polls.into_iter().find(|&(_, us)| us > 1_000_000) {
+            return Err(format!("run.{key} = {us}: use at most 1000000"));
         }
         let mut names = BTreeSet::new();
         for (kind, table) in

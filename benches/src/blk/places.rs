@@ -30,7 +30,7 @@ use wadi_tests::runner::memory_tempdir;
 
 use super::Job;
 use super::load::{Load, Measured, Waiting, anonymous_ram};
-use super::ours::{BUSY_POLL, POOL_BYTES, SLOTS, data_area, endpoint, objects};
+use super::ours::{BUSY_POLL, POLL_IN_FLIGHT, POOL_BYTES, SLOTS, data_area, endpoint, objects};
 use super::paced::PacedSsd;
 use crate::cores::{self, Cores};
 use crate::report::{Figure, Goal, median};
@@ -174,7 +174,13 @@ impl Served {
         let run = RunDirectory::new(directory.path());
         run.prepare()?;
         let bell = |end| DoorbellListener::bind(&run.data_doorbell(end));
-        let worker = || WorkerConfig { wakeup: Wakeup::Socket, busy_poll: BUSY_POLL, cpu: None, fence: None };
+        let worker = || WorkerConfig {
+            wakeup: Wakeup::Socket,
+            busy_poll: BUSY_POLL,
+            poll_in_flight: POLL_IN_FLIGHT,
+            cpu: None,
+            fence: None,
+        };
         let front = endpoint(1, Role::BlkFrontend);
         // Threads begin where their parent is: the backends share a core, the frontend shares the driver's.
         cores::pin(cores.receiver)?;

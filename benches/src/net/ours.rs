@@ -172,8 +172,13 @@ impl Ours {
 
         // Two on a core of their own each, or one that sleeps when it has nothing to do: then the cores can be probed.
         let cpu = |core| (spread == Spread::Apart).then_some(core);
-        let worker =
-            |core| WorkerConfig { wakeup: WAKEUP, busy_poll: BUSY_POLL, cpu: cpu(core), fence: None };
+        let worker = |core| WorkerConfig {
+            wakeup: WAKEUP,
+            busy_poll: BUSY_POLL,
+            poll_in_flight: Duration::ZERO,
+            cpu: cpu(core),
+            fence: None,
+        };
         let bell = |end| DoorbellListener::bind(&run.data_doorbell(end));
         let spent = Arc::new(Spent::default());
         let (backend, apart): (_, Option<Box<dyn Send>>) = match spread {

@@ -14,6 +14,7 @@ path = "/dev/shm/wadi/pool"
 directory = "/run/wadi"
 wakeup = "socket"
 busy-poll-us = 20
+poll-in-flight-us = 90
 fence-ms = 300
 worker-timeout-ms = 8000
 [[nic]]
@@ -42,6 +43,7 @@ fn full_configuration_is_read() {
     assert_eq!(config.host.id.get(), 2);
     assert_eq!(config.run.wakeup, Wakeup::Socket);
     assert_eq!(config.run.busy_poll(), Duration::from_micros(20));
+    assert_eq!(config.run.poll_in_flight(), Duration::from_micros(90));
     assert_eq!(config.run.fence(), Duration::from_millis(300));
     assert_eq!(config.run.worker_timeout(), Some(Duration::from_secs(8)));
     assert_eq!(config.net.backend_cpu, Some(3));
@@ -59,7 +61,7 @@ fn short_configuration_gets_defaults() {
 fn unknown_key_is_refused_with_its_line() {
     let text = GOOD.replace("fence-ms", "fence-msec");
     let complaint = complaint(&text);
-    assert!(complaint.contains("host.toml, line 11") && complaint.contains("fence-msec"), "{complaint}");
+    assert!(complaint.contains("host.toml, line 12") && complaint.contains("fence-msec"), "{complaint}");
 }
 
 #[test]
@@ -79,6 +81,7 @@ fn values_out_of_range_are_refused() {
         ("= 8000", "= 80"),
         ("= 8000", "= 6000000"),
         ("busy-poll-us = 20", "busy-poll-us = 2000000"),
+        ("poll-in-flight-us = 90", "poll-in-flight-us = 2000000"),
         ("\"socket\"", "\"doorbell\""),
         ("\"ssd0\"", "\"nic0\""),
         ("name = \"nic0\"", "nom = \"nic0\""),

@@ -2,6 +2,7 @@
 //! after, then sleeps until a file descriptor, a doorbell or a message wakes it.
 
 mod handle;
+mod patience;
 mod sources;
 mod task;
 mod turned;
@@ -17,6 +18,7 @@ use cxl_channel::doorbell::DoorbellListener;
 
 use self::handle::Mailbox;
 pub use self::handle::{Reply, WorkerGone, WorkerHandle};
+use self::patience::Patience;
 pub use self::sources::{Sources, Token};
 pub use self::task::{Progress, Task};
 pub use self::turned::Turned;
@@ -47,6 +49,8 @@ pub struct WorkerConfig {
     pub wakeup: Wakeup,
     /// How long it goes on polling after its last work.
     pub busy_poll: Duration,
+    /// How long it does while others have in hand what it has begun, as long as that ends within this time.
+    pub poll_in_flight: Duration,
     /// A core of its own, on which it polls always.
     pub cpu: Option<usize>,
     /// Ends it when the endpoint is fenced. The endpoint that this belongs to also watches whether the worker comes round.
@@ -56,7 +60,9 @@ pub struct WorkerConfig {
 impl WorkerConfig {
     /// As the host's configuration says.
     pub fn new(run: &RunSection, cpu: Option<usize>, fence: Fence) -> Self {
-        Self { wakeup: run.wakeup, busy_poll: run.busy_poll(), cpu, fence: Some(fence) }
+        let RunSection { wakeup, .. } = *run;
+        let (busy_poll, poll_in_flight) = (run.busy_poll(), run.poll_in_flight());
+        Self { wakeup, busy_poll, poll_in_flight, cpu, fence: Some(fence) }
     }
 }
 
@@ -76,6 +82,7 @@ pub struct Worker<T: Task> {
     sources: Sources,
     mailbox: Arc<Mailbox<T::Message>>,
     task: T,
+    patience: Patience,
     /// The last one to go: a task that cannot be dropped is stuck, too.
     turner: Turner,
 }
@@ -102,7 +109,9 @@ impl<T: Task + 'static> Worker<T> {
         }
         let workers = config.fence.as_ref().map(Fence::workers).cloned().unwrap_or_default();
         let turner = workers.add(name);
-        let worker = Self { config, doorbell, sources, mailbox: Arc::clone(&mailbox), task, turner };
+        let patience = Patience::new(config.poll_in_flight);
+        let mailbox_here = Arc::clone(&mailbox);
+        let worker = Self { config, doorbell, sources, mailbox: mailbox_here, task, patience, turner };
         let thread = thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || worker.run())
@@ -138,6 +147,7 @@ impl<T: Task + 'static> Worker<T> {
             let progress = self.task.turn();
             if progress != Progress::Idle {
                 last_work = Instant::now();
+                self.patience.works(last_work);
                 rests = false;
                 has_answered |= progress == Progress::Answered;
                 nap = NAP_FIRST;
@@ -165,7 +175,7 @@ impl<T: Task + 'static> Worker<T> {
                     thread::yield_now();
                 }
             }
-            if self.config.cpu.is_some() || last_work.elapsed() < self.config.busy_poll {
+            if self.config.cpu.is_some() || self.polls(last_work) {
                 // Not only a pause: looks at a line that are made ahead of their turn keep the peer from writing to it. A
                 // message takes half as long to a core that waits for each look before the next one.
                 std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
@@ -180,6 +190,22 @@ impl<T: Task + 'static> Worker<T> {
             }
             nap = (nap * 2).min(NAP_LAST);
         }
+    }
+
+    /// Whether to look again at once after the last work was then, instead of sleeping.
+    fn polls(&mut self, last_work: Instant) -> bool {
+        let waited = last_work.elapsed();
+        if waited < self.config.busy_poll {
+            return true;
+        }
+        if !self.task.awaits() {
+            return false;
+        }
+        let polls = self.patience.polls(waited);
+        if !polls {
+            self.patience.sleeps(last_work);
+        }
+        polls
     }
 
     /// Hands over messages, and ends the worker when it was stopped or fenced.

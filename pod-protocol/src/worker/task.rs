@@ -29,6 +29,12 @@ pub trait Task: Send {
     /// A watched file descriptor became readable. It is watched level-triggered: drain it, or be called again.
     fn ready(&mut self, token: Token);
 
+    /// Whether somebody else has in hand what it has begun, such as a peer or a device, so that the end of that is its next work. The
+    /// worker may poll for that longer than else. Asked when there is nothing to do.
+    fn awaits(&self) -> bool {
+        false
+    }
+
     /// About to sleep: announce it on every receiver and ask queues for notifications, then look once more. True if
     /// nothing came meanwhile, so that sleeping is safe. [`Task::resume`] follows in either case.
     fn prepare_sleep(&mut self) -> bool;

@@ -17,7 +17,7 @@ use crate::objects::{ChannelObject, Engine};
 use crate::testing::{PATIENCE, TestPod};
 
 fn config(wakeup: Wakeup) -> WorkerConfig {
-    WorkerConfig { wakeup, busy_poll: Duration::ZERO, cpu: None, fence: None }
+    WorkerConfig { wakeup, busy_poll: Duration::ZERO, poll_in_flight: Duration::ZERO, cpu: None, fence: None }
 }
 
 /// Waits until something holds; a test whose patience ends has failed.
@@ -38,6 +38,8 @@ struct Counts {
     /// Work that arrives without waking anyone.
     work: AtomicBool,
     worked: AtomicU64,
+    /// Somebody has in hand what it has begun.
+    awaits: AtomicBool,
 }
 
 struct Counting {
@@ -89,6 +91,10 @@ impl Task for Counting {
         let _ = rustix::io::read(self.watched.as_ref().expect("watched"), &mut [0; 8]);
     }
 
+    fn awaits(&self) -> bool {
+        self.counts.awaits.load(Ordering::SeqCst)
+    }
+
     fn prepare_sleep(&mut self) -> bool {
         self.counts.sleeps.fetch_add(1, Ordering::SeqCst);
         !self.counts.work.load(Ordering::SeqCst)
@@ -130,6 +136,21 @@ fn messages_of_each_sender_arrive_in_order() {
             heard.iter().filter(|(from, _)| *from == sender).map(|(_, number)| *number).collect();
         assert_eq!(numbers, (0..1000).collect::<Vec<_>>());
     }
+}
+
+#[test]
+fn what_others_have_in_hand_is_polled_for() {
+    let config = WorkerConfig { poll_in_flight: PATIENCE, ..config(Wakeup::Socket) };
+    let (counts, handle) = counting(config);
+    until("the first sleep", || counts.sleeps.load(Ordering::SeqCst) > 0);
+    counts.awaits.store(true, Ordering::SeqCst);
+    // It is awake when it answers.
+    handle.call(Message::Heard).expect("it lives");
+    let (sleeps, turns) = (counts.sleeps.load(Ordering::SeqCst), counts.turns.load(Ordering::SeqCst));
+    until("turns", || counts.turns.load(Ordering::SeqCst) > turns + 1000);
+    assert_eq!(counts.sleeps.load(Ordering::SeqCst), sleeps, "it slept");
+    counts.awaits.store(false, Ordering::SeqCst);
+    until("a sleep", || counts.sleeps.load(Ordering::SeqCst) > sleeps);
 }
 
 #[test]
@@ -334,6 +355,7 @@ fn ping_pong<M: Memory>(pod: &TestPod<M>, wakeup: Wakeup, last: u64) {
                 generation: Generation::new(1),
                 outgoing: rings[side],
                 incoming: rings[1 - side],
+                receives: None,
             };
             let listener = DoorbellListener::bind(&run.data_doorbell(ends[side])).expect("bound");
             let channel = DataChannel::open(&pod.memory(hosts[side]), &object, &run).expect("placed well");

@@ -450,6 +450,10 @@ impl<M: Memory> Task for BackendTask<M> {
         }
     }
 
+    fn awaits(&self) -> bool {
+        (0..self.devices.len()).any(|device| self.commands.of_device(device) > 0)
+    }
+
     fn prepare_sleep(&mut self) -> bool {
         let mut idle = true;
         for channel in self.channels.values_mut() {

@@ -377,6 +377,12 @@ impl<M: Memory> Task for FrontendTask<M> {
         }
     }
 
+    fn awaits(&self) -> bool {
+        // Of a disk in several places, those requests are with it that are with any backend.
+        let mut disks = self.disks.values().chain(self.spread.values().map(SpreadDisk::disk));
+        disks.any(|disk| disk.with_backend() > 0)
+    }
+
     fn prepare_sleep(&mut self) -> bool {
         let mut idle = true;
         for channel in self.channels.values_mut() {

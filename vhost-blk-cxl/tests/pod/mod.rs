@@ -166,7 +166,7 @@ impl<M: Memory> Pod<M> {
 
     pub fn worker() -> WorkerConfig {
         let busy_poll = Duration::from_micros(20);
-        WorkerConfig { wakeup: Wakeup::Socket, busy_poll, cpu: None, fence: None }
+        WorkerConfig { wakeup: Wakeup::Socket, busy_poll, poll_in_flight: busy_poll, cpu: None, fence: None }
     }
 
     pub fn start_frontend(&mut self) {

@@ -93,7 +93,13 @@ fn a_queue_that_stops_is_answered_when_its_memory_was_given_back() {
     }
     let heard = transmissions(&mut end);
     assert!(heard.len() == 1 && heard[0].more, "{heard:?}");
-    let config = WorkerConfig { wakeup: Wakeup::Poll, busy_poll: Duration::ZERO, cpu: None, fence: None };
+    let config = WorkerConfig {
+        wakeup: Wakeup::Poll,
+        busy_poll: Duration::ZERO,
+        poll_in_flight: Duration::ZERO,
+        cpu: None,
+        fence: None,
+    };
     let worker = Worker::spawn("frontend", config, None, frontend.task).expect("a worker");
     std::thread::scope(|scope| {
         let stopping = scope.spawn(|| worker.call(|reply| Order::RingStopped(lease(1), 1, reply)));

@@ -88,8 +88,13 @@ fn what_waits_for_a_nic_is_looked_at_by_a_backend_that_sleeps() {
         let slept = Arc::<AtomicUsize>::default();
         let book = backend.book.clone();
         let task = Watched { task: backend.task, slept: Arc::clone(&slept) };
-        let config =
-            WorkerConfig { wakeup: Wakeup::Socket, busy_poll: Duration::ZERO, cpu: None, fence: None };
+        let config = WorkerConfig {
+            wakeup: Wakeup::Socket,
+            busy_poll: Duration::ZERO,
+            poll_in_flight: Duration::ZERO,
+            cpu: None,
+            fence: None,
+        };
         let worker = Worker::spawn("backend", config, None, task).expect("a worker");
         worker.send(Order::LinkChanged).expect("it runs");
         // Nobody tells it anything from here on.

@@ -38,7 +38,13 @@ fn daemon_whose_worker_is_stuck_does_not_seem_alive_and_one_whose_worker_sleeps_
         let mut config = pod.config(BACKEND.host, "socket");
         config.run.worker_timeout_ms = 500;
         let (endpoint, _, fence) = pod.try_join(&config, BACKEND.role, &Calls::default()).expect("a slot");
-        let worker = WorkerConfig { wakeup, busy_poll: Duration::ZERO, cpu: None, fence: Some(fence) };
+        let worker = WorkerConfig {
+            wakeup,
+            busy_poll: Duration::ZERO,
+            poll_in_flight: Duration::ZERO,
+            cpu: None,
+            fence: Some(fence),
+        };
         let worker = Worker::spawn("waits", worker, None, Waits).expect("started");
         let (memory, at) = (pod.memory(OTHER_CONTROLLER_HOST), pod.layout.heartbeat(BACKEND));
         let deadline = Instant::now() + PATIENCE;
