@@ -89,6 +89,10 @@ pub enum Report {
         /// The guest's driver chose that a write is on the medium when it is answered.
         #[serde(default)]
         write_through: bool,
+        /// Something that the guest wrote is lost, or may be, and no queue runs any more by which it would hear of that. It is told where it
+        /// goes on.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        untold: bool,
     },
 }
 

@@ -252,6 +252,7 @@ pub(crate) fn disk(lease: LeaseId) -> Object {
         epoch: 0,
         failed: false,
         write_through: false,
+        untold: false,
         incoming: false,
     })
 }

@@ -56,10 +56,9 @@ impl State {
             Command::FailBack { device } => self.fail_back(device, effects)?,
             Command::HoldLink { device, reason } => self.hold(device, reason, effects),
             Command::ReleaseLink { device, reason } => self.release(device, reason, effects),
-            Command::Attachment { endpoint, lease, connected, running, write_through } => {
-                let attached =
-                    Attached { connected: *connected, running: *running, write_through: *write_through };
-                self.attachment(*endpoint, *lease, attached, effects);
+            &Command::Attachment { endpoint, lease, connected, running, write_through, untold } => {
+                let attached = Attached { connected, running, write_through, untold };
+                self.attachment(endpoint, lease, attached, effects);
             }
             Command::Scrubbed { endpoint, incarnation, region } => {
                 self.scrubbed(*endpoint, *incarnation, *region);

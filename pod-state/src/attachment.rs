@@ -13,6 +13,7 @@ pub(super) struct Attached {
     pub(super) connected: bool,
     pub(super) running: bool,
     pub(super) write_through: bool,
+    pub(super) untold: bool,
 }
 
 /// How a VMM used a device in the life before of its frontend, as long as the life that came after has not said whether one does. The
@@ -70,7 +71,8 @@ impl State {
         let Some(lease) = self.leases.get_mut(&id) else { return };
         let (connected, used_before) = match &mut lease.incoming {
             _ if serves => {
-                (lease.running, lease.write_through) = (now.running, now.write_through);
+                (lease.running, lease.write_through, lease.untold) =
+                    (now.running, now.write_through, now.untold);
                 (std::mem::replace(&mut lease.connected, now.connected), lease.used_before.take())
             }
             Some(incoming) if will => {

@@ -144,6 +144,9 @@ pub enum Command {
         /// The guest's driver chose that a write is on the medium when it is answered.
         #[serde(default)]
         write_through: bool,
+        /// Something is lost of what it wrote, or may be, and it has yet to hear of that.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        untold: bool,
     },
     /// An endpoint has let go of a region.
     Scrubbed {

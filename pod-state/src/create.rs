@@ -387,6 +387,7 @@ impl State {
             running: false,
             used_before: None,
             write_through: false,
+            untold: false,
             slot: self.free_slot(instance),
             leaving: false,
             plugged: false,

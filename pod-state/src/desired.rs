@@ -252,6 +252,7 @@ impl State {
             epoch: volume.epoch,
             failed: self.is_failed_disk(lease),
             write_through: lease.write_through,
+            untold: lease.untold,
             incoming: self.incoming_at(lease, frontend).is_some(),
         })
     }

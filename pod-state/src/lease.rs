@@ -32,6 +32,9 @@ pub struct Lease {
     /// The guest's driver chose that a write is on the medium when it is answered.
     #[serde(default)]
     pub write_through: bool,
+    /// When its queues were released, something that the guest had written was lost, or may have been, and it had yet to hear of that.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub untold: bool,
     /// The PCIe slot of its device in the VM, which no other of the instance has. Leases of before there were slots have none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slot: Option<u8>,

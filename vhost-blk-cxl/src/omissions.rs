@@ -120,6 +120,7 @@ pub(crate) fn objects(data_area: Area, ram: Area) -> (DiskObject, VolumeObject) 
         epoch: 0,
         failed: false,
         write_through: false,
+        untold: false,
         incoming: false,
     };
     let volume = VolumeObject {

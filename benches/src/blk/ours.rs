@@ -237,6 +237,7 @@ pub(super) fn objects(
         epoch: 0,
         failed: false,
         write_through: false,
+        untold: false,
         incoming: false,
     };
     let volume = VolumeObject {

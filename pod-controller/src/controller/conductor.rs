@@ -319,8 +319,8 @@ impl<W: World> Conductor<W> {
             Report::ReplicaLeft { lease, replica, epoch } => {
                 inbox.add(Command::ReplicaLeft { endpoint, lease, replica, epoch });
             }
-            Report::Attachment { lease, connected, running, write_through } => {
-                inbox.add(Command::Attachment { endpoint, lease, connected, running, write_through });
+            Report::Attachment { lease, connected, running, write_through, untold } => {
+                inbox.add(Command::Attachment { endpoint, lease, connected, running, write_through, untold });
             }
         }
     }

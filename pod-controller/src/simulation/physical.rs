@@ -213,7 +213,10 @@ impl Physical {
         });
         if there {
             daemon.attached.insert(lease, (connected, running));
-            self.report(id, Report::Attachment { lease, connected, running, write_through: false });
+            self.report(
+                id,
+                Report::Attachment { lease, connected, running, write_through: false, untold: false },
+            );
         }
     }
 }

@@ -36,7 +36,8 @@ fn report(pod: &Pod, host: u16, connected: bool, running: bool) {
             })
             .collect();
         for lease in leases {
-            let report = Report::Attachment { lease, connected, running, write_through: false };
+            let report =
+                Report::Attachment { lease, connected, running, write_through: false, untold: false };
             pod.endpoint(host, role).reporter.report(report);
         }
     }

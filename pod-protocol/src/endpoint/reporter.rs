@@ -140,7 +140,13 @@ mod tests {
             link(true),
             link(false),
             failed.clone(),
-            Report::Attachment { lease, connected: true, running: false, write_through: false },
+            Report::Attachment {
+                lease,
+                connected: true,
+                running: false,
+                write_through: false,
+                untold: false,
+            },
         ] {
             standing.note(&report);
         }

@@ -96,7 +96,8 @@ fn daemon_joins_obeys_and_reports<M: Memory>(pod: &TestPod<M>, wakeup: &str) {
     );
 
     let lease = LeaseId::new(5).expect("small");
-    let attached = Report::Attachment { lease, connected: true, running: true, write_through: false };
+    let attached =
+        Report::Attachment { lease, connected: true, running: true, write_through: false, untold: false };
     daemon.reporter.report(attached.clone());
     assert_eq!(controller.report(|report| matches!(report, Report::Attachment { .. })), attached);
     let mut last = 0;
@@ -137,6 +138,7 @@ fn restarted_controller_finds_objects_undisturbed<M: Memory>(pod: &TestPod<M>, w
             connected,
             running: connected,
             write_through: false,
+            untold: false,
         });
     }
 
@@ -148,7 +150,7 @@ fn restarted_controller_finds_objects_undisturbed<M: Memory>(pod: &TestPod<M>, w
     let attachment = controller.report(|report| matches!(report, Report::Attachment { .. }));
     assert_eq!(
         attachment,
-        Report::Attachment { lease, connected: false, running: false, write_through: false }
+        Report::Attachment { lease, connected: false, running: false, write_through: false, untold: false }
     );
     assert_eq!(daemon.calls.take(), [], "the objects stay");
 

@@ -285,5 +285,12 @@ fn attach_command(
     let lease = state.leases.values().nth(lease)?;
     let side = if incoming { state.incoming_frontend(lease) } else { state.frontend_of(lease) };
     let running = running && connected;
-    Some(Command::Attachment { endpoint: side?, lease: lease.id, connected, running, write_through: false })
+    Some(Command::Attachment {
+        endpoint: side?,
+        lease: lease.id,
+        connected,
+        running,
+        write_through: false,
+        untold: false,
+    })
 }

@@ -19,7 +19,14 @@ fn answer(device: &str, plugged: bool, refused: Option<&str>) -> Command {
 
 fn connected(lease: LeaseId, connected: bool) -> Command {
     let endpoint = BLK_FRONTEND;
-    Command::Attachment { endpoint, lease, connected, running: connected, write_through: false }
+    Command::Attachment {
+        endpoint,
+        lease,
+        connected,
+        running: connected,
+        write_through: false,
+        untold: false,
+    }
 }
 
 fn devices(state: &State) -> Vec<&str> {

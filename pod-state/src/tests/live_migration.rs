@@ -243,7 +243,7 @@ fn deleting_an_instance_ends_its_move() {
 }
 
 #[test]
-fn the_driver_s_choice_of_a_cache_mode_moves_along() {
+fn what_the_driver_chose_and_what_it_has_yet_to_hear_moves_along() {
     let mut state = running_vm();
     let (net, disk) = (nic_lease(&state).id, disk_lease(&state).id);
     let report = |running| Command::Attachment {
@@ -252,6 +252,7 @@ fn the_driver_s_choice_of_a_cache_mode_moves_along() {
         connected: true,
         running,
         write_through: true,
+        untold: !running,
     };
     must(&mut state, &report(true));
     must(&mut state, &prepare());
@@ -259,10 +260,12 @@ fn the_driver_s_choice_of_a_cache_mode_moves_along() {
     must(&mut state, &released(NET_FRONTEND, net));
     must(&mut state, &attached(FRONTENDS_THERE[1], disk, true));
     let moved = state.desired(FRONTENDS_THERE[1]).into_values();
-    let through: Vec<bool> = moved
-        .filter_map(|object| if let Object::Disk(it) = object { Some(it.write_through) } else { None })
+    let told: Vec<(bool, bool)> = moved
+        .filter_map(
+            |object| if let Object::Disk(it) = object { Some((it.write_through, it.untold)) } else { None },
+        )
         .collect();
-    assert_eq!(through, [true]);
+    assert_eq!(told, [(true, true)]);
 }
 
 #[test]

@@ -108,7 +108,7 @@ fn pod_with_vm() -> State {
 }
 
 fn attached(endpoint: EndpointId, lease: LeaseId, running: bool) -> Command {
-    Command::Attachment { endpoint, lease, connected: true, running, write_through: false }
+    Command::Attachment { endpoint, lease, connected: true, running, write_through: false, untold: false }
 }
 
 fn speak(state: &mut State, minor: u16) {
@@ -118,7 +118,14 @@ fn speak(state: &mut State, minor: u16) {
 
 /// No VMM uses the device any more, or none came to it.
 fn unattached(endpoint: EndpointId, lease: LeaseId) -> Command {
-    Command::Attachment { endpoint, lease, connected: false, running: false, write_through: false }
+    Command::Attachment {
+        endpoint,
+        lease,
+        connected: false,
+        running: false,
+        write_through: false,
+        untold: false,
+    }
 }
 
 fn nic_lease(state: &State) -> Lease {

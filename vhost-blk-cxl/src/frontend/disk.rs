@@ -195,7 +195,14 @@ impl<M: Memory> Disk<M> {
     /// The controller changed what may change while a disk is in use.
     pub(crate) fn update(&mut self, object: DiskObject) {
         debug_assert_eq!(object.data_area, self.object.data_area);
+        let arrives = self.object.incoming && !object.incoming;
         self.object = object;
+        if arrives && self.object.untold {
+            // The frontend that it had before could not tell it.
+            self.unflushed.lose(self.slots.next_sequence());
+            self.lost_writes();
+            self.note();
+        }
         self.refused = false;
         self.blocked = false;
         if self.object.failed {

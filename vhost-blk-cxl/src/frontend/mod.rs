@@ -228,6 +228,7 @@ impl Frontend {
             connected: false,
             running: BTreeSet::new(),
             out_of_patience: false,
+            untold: false,
         };
         self.send(Message::Disk {
             object: Box::new(object.clone()),
@@ -367,7 +368,7 @@ impl Handler for Frontend {
 
 /// Whether a disk that is in use can become another without its guest noticing more than a new size.
 fn may_become(old: &DiskObject, new: &DiskObject) -> bool {
-    let DiskObject { route, number, failed, size_bytes, epoch, write_through, incoming, .. } = new;
+    let DiskObject { route, number, failed, size_bytes, epoch, write_through, incoming, untold, .. } = new;
     let numbers = |disk: &DiskObject| {
         let mut numbers: Vec<u32> = disk.replicas.iter().map(|replica| replica.number).collect();
         numbers.sort_unstable();
@@ -381,12 +382,12 @@ fn may_become(old: &DiskObject, new: &DiskObject) -> bool {
     // A guest can be told of a larger disk, not that the end of it is gone.
     let size_bytes = *size_bytes.max(&old.size_bytes);
     let (route, number, failed, epoch) = (*route, *number, *failed, *epoch);
-    let (write_through, incoming) = (*write_through, *incoming);
+    let (write_through, incoming, untold) = (*write_through, *incoming, *untold);
     let places = DiskObject { route, replicas, beside, number, epoch, ..old.clone() };
     // What the driver was shown of discards is advice: the others are carried out too.
     let discard_granularity_bytes = new.discard_granularity_bytes;
-    let wanted =
-        DiskObject { failed, size_bytes, discard_granularity_bytes, write_through, incoming, ..places };
+    let places = DiskObject { write_through, incoming, untold, ..places };
+    let wanted = DiskObject { failed, size_bytes, discard_granularity_bytes, ..places };
     wanted == *new
 }
 

@@ -53,6 +53,12 @@ impl<M: Memory> Disk<M> {
         }
     }
 
+    /// Whether the guest has yet to hear of a loss, or the device to bring something to its medium, when no ring runs any more. Before it
+    /// has arrived that is for the frontend to say that it comes from.
+    pub(super) fn leaves_untold(&self) -> bool {
+        !self.object.incoming && (self.unflushed.is_telling() || !self.unflushed.is_settled())
+    }
+
     fn queue_own_flush(&mut self, index: u16) {
         let again = self.has_cached_writes();
         if let Some(flush) = self.own_flushes.iter_mut().find(|flush| flush.index == index) {

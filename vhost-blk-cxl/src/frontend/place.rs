@@ -242,6 +242,7 @@ pub(super) mod tests {
             epoch: 0,
             failed: false,
             write_through: false,
+            untold: false,
             incoming: false,
         }
     }

@@ -35,6 +35,8 @@ pub(crate) struct DiskSink {
     pub(crate) running: BTreeSet<u16>,
     /// A queue was waited for in vain: those that stop after it would be, too.
     pub(crate) out_of_patience: bool,
+    /// When the last queue was released, the guest had yet to hear of a loss.
+    pub(crate) untold: bool,
 }
 
 impl DiskSink {
@@ -52,6 +54,7 @@ impl DiskSink {
             connected: self.connected,
             running: !self.running.is_empty(),
             write_through: !self.shown.writes_back(),
+            untold: self.untold,
         }
     }
 
@@ -81,14 +84,23 @@ impl DiskSink {
         answer.recv().unwrap_or(0)
     }
 
-    /// The driver flushes no more. What comes from here on goes through the cache; what came before is brought to the medium.
-    fn flush(&self) {
+    /// Brings what was written until now to the medium. False if that was not done in time.
+    fn flush(&self) -> bool {
         let (done, answer) = sync_channel(1);
         // A worker that is gone was fenced, and the process is about to end.
         let _ = self.worker.send(Message::Flush(self.lease(), done));
-        if answer.recv_timeout(DRAIN_PATIENCE).is_err() {
-            warn!(lease = %self.lease(), "the guest switched the write cache off, and what it wrote before could not be flushed");
+        answer.recv_timeout(DRAIN_PATIENCE).is_ok()
+    }
+
+    /// No queue runs any more. The guest may go on at another host, whose frontend has no notes of what the SSD is to remember: so it is
+    /// to remember nothing.
+    fn settle(&mut self) {
+        if !self.out_of_patience && !self.flush() {
+            warn!(lease = %self.lease(), "what the guest wrote before it stopped could not be flushed: should it go on elsewhere, it is told");
         }
+        let (done, answer) = sync_channel(1);
+        let _ = self.worker.send(Message::LeavesUntold(self.lease(), done));
+        self.untold = answer.recv().unwrap_or(false);
     }
 }
 
@@ -105,7 +117,7 @@ impl DeviceSink for DiskSink {
 
     fn ring_started(&mut self, ring: Ring) {
         self.running.insert(ring.index());
-        self.out_of_patience = false;
+        (self.out_of_patience, self.untold) = (false, false);
         // A worker that is gone was fenced, and the process is about to end.
         let _ = self.worker.send(Message::RingStarted(self.lease(), Box::new(ring)));
         if self.running.len() == 1 {
@@ -116,6 +128,9 @@ impl DeviceSink for DiskSink {
     fn ring_stopped(&mut self, index: u16, reason: StopReason) -> u16 {
         let next = self.stop_ring(index, reason);
         if self.running.remove(&index) && self.running.is_empty() {
+            if reason == StopReason::Requested {
+                self.settle();
+            }
             self.report();
         }
         next
@@ -140,8 +155,9 @@ impl DeviceSink for DiskSink {
                 // Before it is flushed, which may take as long as the SSD: should we die meanwhile, whoever comes next flushes what we
                 // did not, and knows that the driver will not.
                 self.attachment.say_soon(self.state());
-                if cached && wanted == 0 {
-                    self.flush();
+                // What comes from here on goes through the cache; the driver flushes no more.
+                if cached && wanted == 0 && !self.flush() {
+                    warn!(lease = %self.lease(), "the guest switched the write cache off, and what it wrote before could not be flushed");
                 }
                 Ok(())
             }

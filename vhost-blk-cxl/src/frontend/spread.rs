@@ -78,6 +78,12 @@ impl<M: Memory> SpreadDisk<M> {
         either!(self, it => it.settle())
     }
 
+    /// See [`Disk::leaves_untold`].
+    pub(super) fn leaves_untold(&self) -> bool {
+        let losses = either!(self, it => &it.guest.losses);
+        self.disk().leaves_untold() || !self.disk().object().incoming && losses.is_telling()
+    }
+
     pub(super) fn is_stirred(&mut self) -> bool {
         either!(self, it => it.is_stirred())
     }

@@ -56,6 +56,8 @@ pub(crate) enum Message {
     HurryRing(LeaseId, u16, StopReason),
     /// Bring what was written to a disk to its medium.
     Flush(LeaseId, SyncSender<()>),
+    /// No ring of a disk runs any more: whether its guest has to be told of a loss where it goes on.
+    LeavesUntold(LeaseId, SyncSender<bool>),
     /// The guest's memory changed; answered when no request has its data in what is gone any more.
     GuestMemory(LeaseId, GuestMemory, SyncSender<()>),
     /// Do not wait for such requests any longer.
@@ -281,10 +283,15 @@ impl<M: Memory> Task for FrontendTask<M> {
                     disk.hurry_ring(index, reason);
                 }
             }
-            Message::Flush(lease, done) => {
-                if let Some(disk) = self.disk_mut(lease) {
-                    disk.flush_writes(done);
-                }
+            Message::Flush(lease, done) => match self.disk_mut(lease) {
+                Some(disk) if !disk.object().incoming => disk.flush_writes(done),
+                // Nothing was written here.
+                _ => drop(done.try_send(())),
+            },
+            Message::LeavesUntold(lease, done) => {
+                let plain = self.disks.get(&lease).is_some_and(Disk::leaves_untold);
+                let spread = self.spread.get(&lease).is_some_and(SpreadDisk::leaves_untold);
+                let _ = done.try_send(plain || spread);
             }
             Message::GuestMemory(lease, memory, done) => match self.disk_mut(lease) {
                 Some(disk) => disk.change_memory(&memory, done),

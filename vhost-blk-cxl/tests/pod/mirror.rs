@@ -53,6 +53,8 @@ pub struct MirrorPod {
     /// How often a replica was dropped, and came back.
     pub dropped: u64,
     pub synced: u64,
+    /// What was said last of the VMM.
+    pub attached: Option<Report>,
     /// Which of the places the volume has.
     pub present: Vec<bool>,
     /// The place that goes when another one has everything.
@@ -111,6 +113,7 @@ impl MirrorPod {
             epoch: 1,
             failed: false,
             write_through: false,
+            untold: false,
             incoming: false,
         };
         let count = usize::from(replicas);
@@ -127,6 +130,7 @@ impl MirrorPod {
             next_ring: RINGS,
             dropped: 0,
             synced: 0,
+            attached: None,
             present: vec![true; count],
             replaced: None,
             columns: None,
@@ -402,6 +406,10 @@ impl MirrorPod {
         let reports = self.side.reporter.take();
         let epoch = self.disk.epoch;
         for report in reports {
+            if matches!(report, Report::Attachment { .. }) {
+                self.attached = Some(report);
+                continue;
+            }
             if self.columns.is_some() {
                 self.control_columns(&report);
                 continue;

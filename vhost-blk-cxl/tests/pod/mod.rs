@@ -125,6 +125,7 @@ impl<M: Memory> Pod<M> {
             epoch: 0,
             failed: false,
             write_through: false,
+            untold: false,
             incoming: false,
         };
         let volume = VolumeObject {

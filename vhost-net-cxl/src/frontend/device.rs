@@ -115,6 +115,7 @@ impl Attachment {
             connected: state.connected,
             running: !state.running.is_empty() || state.letting_go,
             write_through: false,
+            untold: false,
         });
     }
 

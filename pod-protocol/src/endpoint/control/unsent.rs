@@ -49,6 +49,7 @@ mod tests {
             connected,
             running: false,
             write_through: false,
+            untold: false,
         };
         let link = |up| Report::Link { device: "nic0".into(), up, reason: "carrier".into() };
         let mut unsent = Unsent::default();

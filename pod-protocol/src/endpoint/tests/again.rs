@@ -39,7 +39,13 @@ fn what_was_said_of_a_lease_that_is_gone_is_not_said_again() {
     assert_eq!(controller.command(BACKEND, &Command::Remove { version: VERSION, id }), Ok(()));
     // As its device did when it went.
     for lease in [gone, held] {
-        let report = Report::Attachment { lease, connected: false, running: false, write_through: false };
+        let report = Report::Attachment {
+            lease,
+            connected: false,
+            running: false,
+            write_through: false,
+            untold: false,
+        };
         daemon.reporter.report(report.clone());
         assert_eq!(controller.report(|heard| !matches!(heard, Report::Telemetry(_))), report);
     }

@@ -84,7 +84,7 @@ pub(crate) struct MirroredDisk<M: Memory> {
     /// Kept free for reads whose buffers a dead replica may still fill.
     spares: Vec<Buffer>,
     /// Its losses are of what no other replica had.
-    guest: GuestSide,
+    pub(super) guest: GuestSide,
     last_look: LastLook,
     intent: Intent,
 }

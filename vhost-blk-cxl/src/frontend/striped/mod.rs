@@ -105,7 +105,7 @@ pub(crate) struct StripedDisk<M: Memory> {
     gathered: Vec<Segment>,
     /// Counts requests.
     sequence: u64,
-    guest: GuestSide,
+    pub(super) guest: GuestSide,
     last_look: LastLook,
     /// Something ended, so that what waits may go on.
     recheck: bool,
