@@ -194,8 +194,8 @@ impl IntentLog {
         bytes
     }
 
-    /// Reads the log of a volume, and the highest version that a part of it has. None if it is none, none that is whole, or
-    /// another volume's.
+    /// Reads the log of a volume, and the highest version that a part of it has. None if it is none, none that is whole or makes
+    /// sense, or another volume's.
     pub fn decode(bytes: &[u8; LENGTH], volume: VolumeId) -> Option<(Self, u64)> {
         let mut found: Option<Self> = None;
         let mut version = 0;
@@ -230,7 +230,12 @@ impl IntentLog {
                 *word = wide(HEADER_BYTES + index * 8)?;
             }
         }
-        found.map(|log| (log, version))
+        // What lies outside is nothing that anybody marked.
+        let log = found.filter(|log| {
+            let units = log.size_bytes.div_ceil(log.unit_bytes);
+            log.marked.iter().all(|unit| unit < units)
+        })?;
+        Some((log, version))
     }
 }
 
@@ -278,6 +283,13 @@ mod tests {
         let unit = unit_bytes(1 << 60);
         assert!((1_u64 << 60).div_ceil(unit) <= UNITS_MAX && unit.is_power_of_two(), "{unit}");
         assert_eq!(IntentLog::decode(&[0; LENGTH], VOLUME), None);
+    }
+
+    #[test]
+    fn a_log_that_marks_what_is_not_there_is_none() {
+        let mut log = a_log(1 << 30, &[]);
+        log.marked.insert((1 << 30) / (256 << 10));
+        assert_eq!(IntentLog::decode(&log.encode(1), VOLUME), None);
     }
 
     #[test]

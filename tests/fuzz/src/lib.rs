@@ -7,6 +7,7 @@ mod blk;
 mod channel;
 mod configuration;
 mod control;
+mod device;
 mod guest;
 mod input;
 mod net;
@@ -17,6 +18,7 @@ pub use blk::{blk_chain, blk_message};
 pub use channel::exchange;
 pub use configuration::{configuration, rest};
 pub use control::{control, vcpus};
+pub use device::{intent_log, label};
 pub use guest::chain;
 pub use net::{finish, net_message, scattered, source_guard, switch, tag};
 pub use net_channel::net_channel;
@@ -26,7 +28,7 @@ pub use pool::{regions, superblock};
 pub type Target = fn(&[u8]);
 
 /// Every target, by the name of its corpus.
-pub const TARGETS: [(&str, Target); 17] = [
+pub const TARGETS: [(&str, Target); 19] = [
     ("blk_chain", blk_chain),
     ("blk_message", blk_message),
     ("chain", chain),
@@ -34,6 +36,8 @@ pub const TARGETS: [(&str, Target); 17] = [
     ("control", control),
     ("exchange", exchange),
     ("finish", finish),
+    ("intent_log", intent_log),
+    ("label", label),
     ("net_channel", net_channel),
     ("net_message", net_message),
     ("regions", regions),

@@ -116,6 +116,15 @@ struct Stored {
     identity: Option<u64>,
 }
 
+impl Stored {
+    /// Whether each log has a slot that there is, and none another one's: outside of those volumes lie.
+    fn has_places_for_logs(&self) -> bool {
+        let mut slots: Vec<u16> = self.intent_logs.iter().map(|place| place.slot).collect();
+        slots.sort_unstable();
+        slots.iter().all(|&slot| slot < SLOTS) && slots.windows(2).all(|two| two[0] != two[1])
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct LogPlace {
     volume: VolumeId,
@@ -383,9 +392,9 @@ fn parse(copy: &[u8]) -> Copy {
         return Copy::Newer(word(VERSION_AT));
     }
     let sequence = u64::from(word(SEQUENCE_AT)) | u64::from(word(SEQUENCE_AT + 4)) << 32;
-    match serde_json::from_slice(&copy[HEADER_BYTES..HEADER_BYTES + length]) {
-        Ok(stored) => Copy::Whole { sequence, stored },
-        Err(_) => Copy::None,
+    match serde_json::from_slice::<Stored>(&copy[HEADER_BYTES..HEADER_BYTES + length]) {
+        Ok(stored) if stored.has_places_for_logs() => Copy::Whole { sequence, stored },
+        Ok(_) | Err(_) => Copy::None,
     }
 }
 

@@ -193,3 +193,21 @@ fn a_device_keeps_its_number_and_an_empty_one_in_its_place_has_another() {
     assert!(other.identity().is_some() && other.identity() != number);
     assert_eq!(Label::open(&path).unwrap().identity(), other.identity(), "it is on the medium");
 }
+
+/// A log that lay elsewhere would lie in a volume.
+#[test]
+fn a_table_with_logs_where_none_may_lie_is_none() {
+    let places = |slots: [u16; 2]| {
+        let place = |(volume, slot)| LogPlace { volume: VolumeId::new(volume), slot };
+        (1..).zip(slots).map(place).collect::<Vec<_>>()
+    };
+    for (slots, is_table) in [([0, SLOTS - 1], true), ([0, SLOTS], false), ([3, 3], false)] {
+        let (_directory, path) = device();
+        let stored = Stored { table: table(2), intent_logs: places(slots), identity: None };
+        let file = File::options().write(true).open(&path).unwrap();
+        file.write_all_at(&format(1, &stored).unwrap(), COPY_BYTES).unwrap();
+        // What a crash left of the first table ever is an empty one.
+        let found = Label::inspect(&path).unwrap();
+        assert_eq!(*found.table() == table(2), is_table, "{slots:?}");
+    }
+}
