@@ -40,6 +40,9 @@ use crate::cores::{self, Cores, Distance};
 /// that polls on a core of its own, which is best for it. CPU time per request, which does not depend on that, is shown
 /// as well.
 ///
+/// As an SSD of ours qemu-storage-daemon serves a file, too (medium vhost-user), and is compared with serving it to the driver itself; its own CPU
+/// time is not counted then.
+///
 /// Volumes in several places, mirrored and striped, are measured on devices with a service time: there the cores of this
 /// machine are not the limit.
 #[derive(Args)]
@@ -80,15 +83,17 @@ enum Medium {
     Tmpfs,
     /// A file on a disk, past the page cache.
     Disk,
+    /// A file in memory that qemu-storage-daemon serves: to our backend, whose SSD that is, or else to the driver itself.
+    VhostUser,
 }
 
 impl Medium {
-    const ALL: [Self; 3] = [Self::Null, Self::Tmpfs, Self::Disk];
+    const ALL: [Self; 4] = [Self::Null, Self::Tmpfs, Self::Disk, Self::VhostUser];
 
     /// How many times as long as others it is measured: disks that others use too take their time in fits and starts.
     const fn times(self) -> u32 {
         match self {
-            Self::Null | Self::Tmpfs => 1,
+            Self::Null | Self::Tmpfs | Self::VhostUser => 1,
             Self::Disk => 3,
         }
     }
@@ -98,6 +103,7 @@ impl Medium {
             Self::Null => "null",
             Self::Tmpfs => "tmpfs",
             Self::Disk => "disk",
+            Self::VhostUser => "vhost-user",
         }
     }
 }
@@ -171,7 +177,7 @@ impl Server {
 
     fn can(self, medium: Medium, job: Job) -> bool {
         match self {
-            Self::Plain => medium != Medium::Null && job.queues == 1,
+            Self::Plain => matches!(medium, Medium::Tmpfs | Medium::Disk) && job.queues == 1,
             Self::QemuNative => medium != Medium::Null,
             _ => true,
         }
@@ -195,9 +201,14 @@ impl Job {
     fn all() -> Vec<Self> {
         let sizes = [(4 << 10, 1), (4 << 10, 32), (4 << 10, 128), (128 << 10, 32)];
         let jobs = |writes| sizes.map(|(bytes, depth)| Self { writes, bytes, depth, queues: 1 });
-        let queues =
-            |writes| [2, QUEUES_MAX].map(|queues| Self { writes, bytes: 4 << 10, depth: 32, queues });
-        [&jobs(false)[..], &jobs(true), &queues(false), &queues(true)].concat()
+        let alone = [false, true].into_iter().flat_map(jobs);
+        // In this order a server is connected to once for each number of queues.
+        let queues = (2..=QUEUES_MAX).flat_map(|queues| {
+            let sizes = [4 << 10, 128 << 10];
+            let jobs = move |writes| sizes.map(|bytes| Self { writes, bytes, depth: 32, queues });
+            [false, true].into_iter().flat_map(jobs)
+        });
+        alone.chain(queues).collect()
     }
 
     fn name(self) -> String {
@@ -244,7 +255,7 @@ impl Files {
     fn of(&self, medium: Medium) -> Option<&Path> {
         match medium {
             Medium::Null => None,
-            Medium::Tmpfs => Some(&self.tmpfs),
+            Medium::Tmpfs | Medium::VhostUser => Some(&self.tmpfs),
             Medium::Disk => Some(&self.disk),
         }
     }
@@ -278,6 +289,8 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
     for medium in &options.media {
         files.of(*medium).map_or(Ok(()), fill)?;
     }
+    let media =
+        || options.media.iter().copied().filter(|medium| *medium != Medium::VhostUser || rival_is_there);
     if options.media.contains(&Medium::Disk) {
         // Disks, and above all those of virtual machines, take their time after so much was written.
         show_progress("waiting for the disk to settle");
@@ -289,7 +302,7 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
     let servers: Vec<Server> = servers.collect();
     let mut bench = Bench { cores, duration, samples: Vec::new() };
     for round in 0..options.rounds {
-        for &medium in &options.media {
+        for medium in media() {
             for &server in &servers {
                 show_progress(&format!("round {}: {} on {}", round + 1, server.name(), medium.name()));
                 bench.measure(server, medium, &files, &jobs)?;
@@ -328,14 +341,7 @@ impl Bench {
         for &job in jobs.iter().filter(|job| server.can(medium, **job)) {
             let target = match &mut target {
                 Some(target) => target,
-                none => none.insert(Target::start(
-                    server,
-                    files.of(medium),
-                    &files.directory,
-                    1,
-                    None,
-                    self.cores,
-                )?),
+                none => none.insert(Target::start(server, medium, files, 1, None, self.cores)?),
             };
             target.connect(job.queues)?;
             let duration = self.duration * medium.times();

@@ -49,7 +49,7 @@ pub(super) fn measure(bench: &mut Bench, server: Server, medium: Medium, files: 
         [(None, &[Beside::Nothing, Beside::Writer][..]), (Some(LIMIT_PER_SECOND), &[Beside::LimitedWriter])]
     {
         cores::unpin(bench.cores)?;
-        let mut target = Target::start(server, files.of(medium), &files.directory, 2, limit, bench.cores)?;
+        let mut target = Target::start(server, medium, files, 2, limit, bench.cores)?;
         target.connect(1)?;
         for &beside in cases {
             bench.sample(server, medium, What::Reader(beside), &mut target, |target| match beside {

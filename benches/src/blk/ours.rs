@@ -49,11 +49,10 @@ pub(super) struct Ours {
 }
 
 impl Ours {
-    /// Starts both sides, with so many disks that share the device evenly. Without a file that is the null driver. The
-    /// guests' memory lies in the pool if that is wanted.
+    /// Starts both sides, with so many disks that share the device evenly. The guests' memory lies in the pool if that is wanted.
     pub(super) fn start(
         mode: CoherenceMode,
-        file: Option<&Path>,
+        driver: DriverKind,
         device_bytes: u64,
         disks: u16,
         ram_in_pool: bool,
@@ -68,10 +67,6 @@ impl Ours {
             ..CreateOptions::default()
         };
         let pool = Pool::create(&directory.path().join("pool"), &options)?;
-        let driver = match file {
-            Some(path) => DriverKind::File { path: path.to_owned(), size_bytes: None, volatile_cache: None },
-            None => DriverKind::Null { size_bytes: device_bytes },
-        };
         let config = SsdConfig {
             name: "ssd0".to_owned(),
             driver,
@@ -131,7 +126,8 @@ impl Ours {
         }
         let channel = |peer, outgoing, incoming| {
             let (id, generation) = (ChannelId::new(1), Generation::new(1));
-            Object::Channel(ChannelObject { id, engine: Engine::Blk, peer, generation, outgoing, incoming })
+            let engine = Engine::Blk;
+            Object::Channel(ChannelObject { id, engine, peer, generation, outgoing, incoming })
         };
         let refused = |reason: String| anyhow!(reason);
         backend.apply(channel(ends[0], back, there)).map_err(refused)?;

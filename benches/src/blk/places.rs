@@ -35,7 +35,11 @@ use super::paced::PacedSsd;
 use crate::cores::{self, Cores};
 use crate::report::{Figure, Goal, median};
 
-const DISK_BYTES: u64 = 64 << 20;
+/// Its log of intents does not hold all of what is written to it for long.
+const DISK_BYTES: u64 = 1 << 30;
+/// Where requests go: to a part of the volume all of which is soon marked in the log, and to all of it, where most writes of a short run
+/// have to be marked first.
+const SPANS: [Span; 2] = [Span { bytes: 64 << 20, key: "" }, Span { bytes: DISK_BYTES, key: "/all" }];
 const STRIPE_BYTES: u64 = 64 << 10;
 /// Copying all of a mirror, once, takes much less.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -46,6 +50,13 @@ const JOBS: [Job; 2] = [
     Job { writes: true, bytes: 4 << 10, depth: 64, queues: 1 },
     Job { writes: false, bytes: 4 << 10, depth: 64, queues: 1 },
 ];
+
+/// How much of the volume a job uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Span {
+    bytes: u64,
+    key: &'static str,
+}
 
 /// Where the volume lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,6 +99,7 @@ impl Places {
 
 struct Sample {
     places: Places,
+    span: Span,
     job: Job,
     measured: Measured,
 }
@@ -100,18 +112,21 @@ pub(super) fn measure(cores: Cores, duration: Duration, rounds: u32) -> Result<V
             cores::unpin(cores)?;
             let served = Served::start(places, cores)?;
             cores::pin(cores.receiver)?;
-            let mut load = Load::connect(&served.socket, DISK_BYTES, 1, &anonymous_ram()?)?;
-            for job in JOBS {
-                let measured = load.run(job, duration, Waiting::Yielding)?;
-                samples.push(Sample { places, job, measured });
+            for span in SPANS {
+                let mut load = Load::connect(&served.socket, span.bytes, 1, &anonymous_ram()?)?;
+                for job in JOBS {
+                    let measured = load.run(job, duration, Waiting::Yielding)?;
+                    samples.push(Sample { places, span, job, measured });
+                }
             }
             let logs = served.logged.load(Ordering::Relaxed) > 0;
             ensure!(logs == (places == Places::Mirror), "mirrors have logs of intents, and nothing else has");
         }
     }
     cores::unpin(cores)?;
-    let rate = |places: Places, job: Job| {
-        let of = samples.iter().filter(|sample| (sample.places, sample.job) == (places, job));
+    let rate = |places: Places, span: Span, job: Job| {
+        let of =
+            samples.iter().filter(|sample| (sample.places, sample.span, sample.job) == (places, span, job));
         median(of.map(|sample| sample.measured.per_second)).unwrap_or_default()
     };
     let mut table = Table::new();
@@ -119,13 +134,14 @@ pub(super) fn measure(cores: Cores, duration: Duration, rounds: u32) -> Result<V
     let names = Places::ALL.map(|places| places.name().to_owned());
     table.set_header([String::new()].into_iter().chain(names));
     let mut figures = Vec::new();
-    for job in JOBS {
-        let one = rate(Places::One, job);
-        let mut row = vec![job.name()];
+    for (span, job) in SPANS.into_iter().flat_map(|span| JOBS.map(|job| (span, job))) {
+        let one = rate(Places::One, span, job);
+        let mut row = vec![format!("{} in {} MiB", job.name(), span.bytes >> 20)];
         for places in Places::ALL {
-            let ours = rate(places, job);
+            let ours = rate(places, span, job);
             row.push(format!("{:.1} ({:.2})", ours / 1e3, ours / one));
-            let figure = Figure::new(format!("blk/paced/{}/{}/rate", job.name(), places.key()), ours, "/s");
+            let name = format!("blk/paced/{}{}/{}/rate", job.name(), span.key, places.key());
+            let figure = Figure::new(name, ours, "/s");
             figures.push(match (places, places.goal(job)) {
                 (Places::One, _) => figure,
                 (_, Some(part)) => figure

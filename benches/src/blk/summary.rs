@@ -295,31 +295,63 @@ fn rival_name(is_there: bool, mode: Server) -> &'static str {
     if is_there { mode.name() } else { "qemu-storage-daemon (not installed)" }
 }
 
+/// What a panel shows: rates over what varies between jobs that are alike otherwise.
+#[derive(Clone, Copy)]
+enum Over {
+    Depth,
+    Queues,
+}
+
+impl Over {
+    const fn label(self) -> &'static str {
+        match self {
+            Self::Depth => "requests in flight",
+            Self::Queues => "queues",
+        }
+    }
+
+    /// Where a job stands on this axis, if it does: those over queues all have as many requests in flight.
+    fn place(self, job: Job) -> Option<f64> {
+        match self {
+            Self::Depth => (job.queues == 1).then_some(job.depth.into()),
+            Self::Queues => (job.depth == 32).then_some(job.queues.into()),
+        }
+    }
+}
+
 fn panels(samples: &[Sample], jobs: &[Job], distances: &[Distance]) -> Vec<Panel> {
+    const SHOWN: [(u32, Over); 3] =
+        [(4 << 10, Over::Depth), (4 << 10, Over::Queues), (128 << 10, Over::Queues)];
     let mut panels = Vec::new();
     for distance in distances {
         for medium in Medium::ALL {
-            let small_reads =
-                || jobs.iter().filter(|job| !job.writes && job.bytes == 4 << 10 && job.queues == 1);
-            let series = Server::ALL.map(|server| Series {
-                dashed: false,
-                name: server.name().to_owned(),
-                points: small_reads()
-                    .filter_map(|job| {
-                        let cell = Cell::of(samples, server, medium, What::Alone(*job), *distance)?;
-                        Some((f64::from(job.depth), cell.per_second))
-                    })
-                    .collect(),
-            });
-            if series.iter().all(|series| series.points.is_empty()) {
-                continue;
+            for (bytes, over) in SHOWN {
+                for writes in [false, true] {
+                    let alike = || jobs.iter().filter(move |job| job.writes == writes && job.bytes == bytes);
+                    let series = Server::ALL.map(|server| Series {
+                        dashed: false,
+                        name: server.name().to_owned(),
+                        points: alike()
+                            .filter_map(|job| {
+                                let place = over.place(*job)?;
+                                let cell = Cell::of(samples, server, medium, What::Alone(*job), *distance)?;
+                                Some((place, cell.per_second))
+                            })
+                            .collect(),
+                    });
+                    // One point is no line.
+                    if series.iter().all(|series| series.points.len() < 2) {
+                        continue;
+                    }
+                    let (kind, name) = (if writes { "writes" } else { "reads" }, medium.name());
+                    panels.push(Panel {
+                        title: format!("{} KiB random {kind}, {name}, cores {distance}", bytes >> 10),
+                        x_label: over.label(),
+                        y_label: "requests per second",
+                        series: series.into(),
+                    });
+                }
             }
-            panels.push(Panel {
-                title: format!("4 KiB random reads, {}, cores {distance}", medium.name()),
-                x_label: "requests in flight",
-                y_label: "requests per second",
-                series: series.into(),
-            });
         }
     }
     panels

@@ -1,21 +1,25 @@
 //! What is measured, with its driver.
 
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use vhost_blk_cxl::ssd::DriverKind;
 
 use super::cpu::Threads;
 use super::load::{Load, Measured, Waiting, anonymous_ram};
 use super::ours::Ours;
 use super::plain::Plain;
 use super::rival::{Aio, Rival};
-use super::{DEVICE_BYTES, Job, Server};
+use super::{DEVICE_BYTES, Files, Job, Medium, Server};
 use crate::cores::{self, Cores};
 
 /// Who answers.
 enum Serving {
-    Ours(Ours),
+    /// With the other program, if that is its SSD: the last one to go.
+    Ours {
+        ours: Ours,
+        _behind: Option<Rival>,
+    },
     Rival(Rival),
     Plain(Box<Plain>),
 }
@@ -34,19 +38,32 @@ impl Target {
     /// Starts a server of so many disks, of which the last one may do no more than `limit` requests per second.
     pub(super) fn start(
         server: Server,
-        file: Option<&Path>,
-        directory: &Path,
+        medium: Medium,
+        files: &Files,
         disks: u16,
         limit: Option<u32>,
         cores: Cores,
     ) -> Result<Self> {
+        let (file, directory) = (files.of(medium), &files.directory);
         let serving = match (server, server.mode()) {
             (_, Some(mode)) => {
-                let mut ours = Ours::start(mode, file, DEVICE_BYTES, disks, server.is_zero_copy(), cores)?;
+                let behind = (medium == Medium::VhostUser)
+                    .then(|| Rival::start(file, Aio::Native, DEVICE_BYTES, 1, None, directory, cores))
+                    .transpose()?;
+                let driver = match (&behind, file) {
+                    (Some(rival), _) => {
+                        DriverKind::VhostUser { socket: rival.socket(0).to_owned(), patience: Duration::ZERO }
+                    }
+                    (None, Some(path)) => {
+                        DriverKind::File { path: path.to_owned(), size_bytes: None, volatile_cache: None }
+                    }
+                    (None, None) => DriverKind::Null { size_bytes: DEVICE_BYTES },
+                };
+                let mut ours = Ours::start(mode, driver, DEVICE_BYTES, disks, server.is_zero_copy(), cores)?;
                 if let Some(per_second) = limit {
                     ours.limit_last(per_second)?;
                 }
-                Serving::Ours(ours)
+                Serving::Ours { ours, _behind: behind }
             }
             (Server::Plain, _) => {
                 cores::pin(cores.receiver)?;
@@ -69,7 +86,7 @@ impl Target {
         cores::pin(self.cores.receiver)?;
         for disk in 0..usize::from(self.disks) {
             let (socket, ram) = match &self.serving {
-                Serving::Ours(ours) => (ours.socket(disk), ours.ram(disk)),
+                Serving::Ours { ours, .. } => (ours.socket(disk), ours.ram(disk)),
                 Serving::Rival(rival) => (rival.socket(disk), None),
                 Serving::Plain(_) => continue,
             };
@@ -101,7 +118,7 @@ impl Target {
 
     pub(super) fn threads(&self) -> Result<Threads> {
         match &self.serving {
-            Serving::Ours(ours) => ours.threads(),
+            Serving::Ours { ours, .. } => ours.threads(),
             Serving::Rival(rival) => rival.threads(),
             Serving::Plain(plain) => plain.threads(),
         }
@@ -109,7 +126,7 @@ impl Target {
 
     const fn waiting(&self) -> Waiting {
         match self.serving {
-            Serving::Ours(_) => Waiting::Yielding,
+            Serving::Ours { .. } => Waiting::Yielding,
             Serving::Rival(_) | Serving::Plain(_) => Waiting::Spinning,
         }
     }
