@@ -16,6 +16,7 @@ pub struct EventStream<'a> {
     response: reqwest::Response,
     partial: Vec<u8>,
     ready: VecDeque<Event>,
+    seen: Option<u64>,
 }
 
 impl Client {
@@ -33,27 +34,49 @@ impl Client {
 
     /// Follows events after a sequence number, for as long as the controller lives.
     pub fn follow_events(&self, after: u64) -> Result<EventStream<'_>, ClientError> {
-        EventStream::open(self, Some(after))
+        self.follow_events_with(after, &[])
+    }
+
+    /// Those of them with all of these fields, such as `("kind", "failover")`.
+    pub fn follow_events_with(
+        &self,
+        after: u64,
+        fields: &[(&str, &str)],
+    ) -> Result<EventStream<'_>, ClientError> {
+        EventStream::open(self, Some(after), fields)
     }
 
     /// Follows what happens from now on, for as long as the controller lives.
     pub fn follow_new_events(&self) -> Result<EventStream<'_>, ClientError> {
-        EventStream::open(self, None)
+        EventStream::open(self, None, &[])
     }
 }
 
 impl<'a> EventStream<'a> {
-    /// Events after this one, or from now on.
-    pub(super) fn open(client: &'a Client, after: Option<u64>) -> Result<Self, ClientError> {
+    /// Events after this one, or from now on, with these fields.
+    pub(super) fn open(
+        client: &'a Client,
+        seen: Option<u64>,
+        fields: &[(&str, &str)],
+    ) -> Result<Self, ClientError> {
         client.runtime.block_on(async {
-            let after = after.map(|after| after.to_string());
-            let query: Vec<(&str, &str)> = after.iter().map(|after| ("after", after.as_str())).collect();
+            let after = seen.map(|after| after.to_string());
+            let after = after.iter().map(|after| ("after", after.as_str()));
+            let query: Vec<(&str, &str)> = fields.iter().copied().chain(after).collect();
             let url = client.url(&["v1", "events", "stream"], &query);
             let response = client.request(Method::GET, url).send().await;
             let response = response.map_err(|error| client.unreachable(&error))?;
             let response = client.refusal(response).await?;
-            Ok(Self { client, response, partial: Vec::new(), ready: VecDeque::new() })
+            Ok(Self { client, response, partial: Vec::new(), ready: VecDeque::new(), seen })
         })
+    }
+
+    /// After which event to go on: none that was asked for is missed then.
+    pub fn seen(&self) -> Option<u64> {
+        match self.ready.front() {
+            Some(next) => Some(next.sequence.saturating_sub(1)),
+            None => self.seen,
+        }
     }
 
     /// The next event, or nothing if none happens for so long. Fails once the controller goes away.
@@ -83,8 +106,11 @@ impl<'a> EventStream<'a> {
     fn take_lines(&mut self) -> Result<(), ClientError> {
         while let Some(end) = self.partial.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = self.partial.drain(..=end).collect();
-            // Of server-sent events only `data:` matters: the sequence number and the kind are in it.
-            if let Some(json) = line.strip_prefix(b"data:") {
+            // Of server-sent events `data:` has the sequence number and the kind in it; events that were not asked for have an `id:` only.
+            if let Some(id) = line.strip_prefix(b"id:") {
+                let number = std::str::from_utf8(id).ok().and_then(|id| id.trim().parse().ok());
+                self.seen = number.or(self.seen);
+            } else if let Some(json) = line.strip_prefix(b"data:") {
                 let event = serde_json::from_slice(json).map_err(|error| self.garbled(error.to_string()))?;
                 self.ready.push_back(event);
             }

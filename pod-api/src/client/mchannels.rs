@@ -18,7 +18,13 @@ impl Client {
 
     /// All instances that have a share of the fabric.
     pub fn mchannels(&self) -> Result<Vec<Mchannel>, ClientError> {
-        self.get::<MchannelList>(&["v1", "mchannels"]).map(|list| list.mchannels)
+        self.mchannels_with(&[])
+    }
+
+    /// Those of them with all of these fields, such as `("tenant", "red")`.
+    pub fn mchannels_with(&self, fields: &[(&str, &str)]) -> Result<Vec<Mchannel>, ClientError> {
+        let list: MchannelList = self.call::<(), _>(Method::GET, &["v1", "mchannels"], fields, None)?;
+        Ok(list.mchannels)
     }
 
     /// The share of one instance.

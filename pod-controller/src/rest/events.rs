@@ -80,6 +80,12 @@ pub(super) struct StreamQuery {
     /// same.
     #[serde(default)]
     after: Option<u64>,
+    /// Only events of this kind. Of others only the `id` is told now and then, so that a client goes on after them.
+    #[serde(default)]
+    kind: Option<EventKind>,
+    /// Only what happened to this: `h2`, `h2/nic0`, the name of an instance or volume.
+    #[serde(default)]
+    subject: Option<String>,
 }
 
 /// Events as they happen, as server-sent events: `id` is the sequence number, `event` the kind, `data` the event.
@@ -118,7 +124,8 @@ pub(super) async fn stream(
         (after, _) => after,
     };
     let news = handle.journal().follow();
-    let follower = Follower { handle, news, after, ready: VecDeque::new() };
+    let StreamQuery { kind, subject, .. } = query;
+    let follower = Follower { handle, news, kind, subject, after, ready: VecDeque::new() };
     Ok(Sse::new(follower.stream()).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)))
 }
 
@@ -140,8 +147,17 @@ async fn is_there(handle: &Handle, event: u64) -> Result<(), Failure> {
 struct Follower {
     handle: Handle,
     news: watch::Receiver<u64>,
+    kind: Option<EventKind>,
+    subject: Option<String>,
     after: u64,
     ready: VecDeque<Event>,
+}
+
+/// What a stream tells.
+enum Told {
+    Event(Event),
+    /// Up to this one there was nothing that was asked for.
+    Passed(u64),
 }
 
 impl Follower {
@@ -150,12 +166,12 @@ impl Follower {
         let (sender, receiver) = mpsc::channel(1);
         tokio::spawn(async move {
             loop {
-                let event = tokio::select! {
-                    event = self.next() => event,
+                let told = tokio::select! {
+                    told = self.next() => told,
                     () = sender.closed() => None,
                 };
-                let Some(event) = event else { break };
-                if sender.send(Ok(show(&event))).await.is_err() {
+                let Some(told) = told else { break };
+                if sender.send(Ok(show(&told))).await.is_err() {
                     break;
                 }
             }
@@ -163,11 +179,21 @@ impl Follower {
         ReceiverStream::new(receiver)
     }
 
-    async fn next(&mut self) -> Option<Event> {
+    fn wants(&self, event: &Event) -> bool {
+        self.kind.is_none_or(|kind| event.kind == kind) && is(self.subject.as_ref(), &event.subject)
+    }
+
+    async fn next(&mut self) -> Option<Told> {
         loop {
-            if let Some(event) = self.ready.pop_front() {
+            let before = self.after;
+            while let Some(event) = self.ready.pop_front() {
                 self.after = event.sequence;
-                return Some(event);
+                if self.wants(&event) {
+                    return Some(Told::Event(event));
+                }
+            }
+            if self.after > before {
+                return Some(Told::Passed(self.after));
             }
             // Seen before it is read: what is added after that wakes us again.
             self.news.mark_unchanged();
@@ -184,7 +210,11 @@ impl Follower {
     }
 }
 
-fn show(event: &Event) -> sse::Event {
+fn show(told: &Told) -> sse::Event {
+    let event = match told {
+        Told::Event(event) => event,
+        Told::Passed(last) => return sse::Event::default().id(last.to_string()),
+    };
     let shown = sse::Event::default().id(event.sequence.to_string()).event(event.kind.word());
     // An event of plain text and numbers always becomes JSON.
     shown.clone().json_data(event).unwrap_or(shown)

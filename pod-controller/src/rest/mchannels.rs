@@ -12,7 +12,7 @@ use utoipa::IntoParams;
 use super::Failure;
 use super::body::{Asked, Names};
 use super::change::Change;
-use super::list::Page;
+use super::list::{Page, is};
 use super::version::{Shown, Versioned};
 use crate::controller::Handle;
 
@@ -21,6 +21,10 @@ use crate::controller::Handle;
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ListQuery {
+    /// Only those of this tenant.
+    tenant: Option<String>,
+    /// Only those of instances on this host.
+    host: Option<String>,
     /// At most this many, 1 to 10000; all unless given.
     limit: Option<usize>,
     /// Go on after the page that said this.
@@ -72,7 +76,9 @@ pub(super) async fn list(
 ) -> Result<Json<MchannelList>, Failure> {
     let page = Page { limit: query.limit, token: query.r#continue.as_deref() };
     let view = handle.view();
-    let (mchannels, next) = page.of(view.mchannels(&handle.telemetry()), |it| it.instance.clone())?;
+    let mut mchannels = view.mchannels(&handle.telemetry());
+    mchannels.retain(|it| is(query.tenant.as_ref(), &it.tenant) && is(query.host.as_ref(), &it.host));
+    let (mchannels, next) = page.of(mchannels, |it| it.instance.clone())?;
     Ok(Json(MchannelList { mchannels, resource_version: view.version(), next }))
 }
 

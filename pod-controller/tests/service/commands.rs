@@ -60,7 +60,7 @@ const LINES: &str = "
     types get small
     types set small
     types delete small
-    mchannel list
+    mchannel list --tenant red --host h1
     mchannel get vm1
     mchannel set vm1 --weight 3 --path pool
     mchannel clear vm1
@@ -177,8 +177,11 @@ fn podctl_asks_for_everything_that_the_api_offers() {
         let failed = String::from_utf8_lossy(&output.stderr);
         assert_ne!(output.status.code(), Some(2), "podctl {line}: {failed}");
     }
-    let mut following =
-        relay.podctl("events --follow --after 1").stdout(Stdio::null()).spawn().expect("podctl starts");
+    let mut following = relay
+        .podctl("events --follow --after 1 --kind failover --subject vm1")
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("podctl starts");
     until("events to be followed", || relay.asked().iter().any(|it| it.contains("/stream")).then_some(()));
     following.kill().expect("it runs");
     following.wait().expect("it has ended");

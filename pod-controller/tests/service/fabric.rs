@@ -1,9 +1,11 @@
 //! What tells hosts how congested the fabric is, as the API, podctl and the metrics say it.
 
-use pod_api::{ElementLoad, Fabric, FabricSignal, LoadLevel};
+use std::time::Duration;
+
+use pod_api::{ElementLoad, Fabric, FabricSignal, LoadLevel, Mchannel};
 
 use crate::podctl::said;
-use crate::support::{Pod, until};
+use crate::support::{Pod, until, vm};
 
 #[test]
 fn an_operator_chooses_what_tells_of_congestion_and_sees_what_it_says() {
@@ -43,4 +45,26 @@ fn an_operator_chooses_what_tells_of_congestion_and_sees_what_it_says() {
     said(&pod, "mchannel fabric --signal link=off");
     let fabric = client.fabric().expect("an answer");
     assert!(fabric.signals.is_empty() && fabric.loads.is_empty(), "{fabric:?}");
+}
+
+#[test]
+fn mchannels_are_listed_by_tenant_and_by_host() {
+    let pod = Pod::demo();
+    said(&pod, "mchannel fabric --element pool=20G --tenant red=1 --tenant blue=2");
+    for (name, tenant) in [("vm1", "red"), ("vm2", "blue")] {
+        pod.client().create_instance(&vm(name, &[]), Duration::from_secs(30)).expect("created");
+        said(&pod, &format!("mchannel set {name} --path pool --tenant {tenant}"));
+    }
+    for (asked, expected) in [
+        ("", &["vm1", "vm2"][..]),
+        ("--tenant red", &["vm1"]),
+        ("--host h1", &["vm1", "vm2"]),
+        ("--host h1 --tenant blue", &["vm2"]),
+        ("--host h2", &[]),
+    ] {
+        let shown = said(&pod, &format!("mchannel list {asked} -o json"));
+        let listed: Vec<Mchannel> = serde_json::from_str(&shown).expect("mchannels");
+        let names: Vec<&str> = listed.iter().map(|it| it.instance.as_str()).collect();
+        assert_eq!(names, expected, "{asked}");
+    }
 }

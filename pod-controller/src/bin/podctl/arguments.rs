@@ -8,7 +8,6 @@ mod volumes;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use pod_api::Event;
 use pod_api::client::{CONTROLLER, Credentials, LabelChanges, Server};
 
 pub(crate) use self::instances::{AttachDevice, Instances, NicChanges, Types};
@@ -400,12 +399,6 @@ impl Events {
     pub(crate) fn fields(&self) -> Vec<(&str, &str)> {
         let kind = self.kind.iter().map(|kind| ("kind", kind.as_str()));
         kind.chain(self.subject.iter().map(|subject| ("subject", subject.as_str()))).collect()
-    }
-
-    /// Whether an event that has just happened is asked for.
-    pub(crate) fn asks_for(&self, event: &Event) -> bool {
-        self.kind.as_ref().is_none_or(|kind| kind == event.kind.word())
-            && self.subject.as_ref().is_none_or(|subject| *subject == event.subject)
     }
 }
 

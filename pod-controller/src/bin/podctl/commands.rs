@@ -390,8 +390,7 @@ fn follow(client: &Client, events: &Events, format: Output, out: Out<'_>) -> Res
         }
         known => (known?, events.after),
     };
-    let mut seen =
-        known.events.last().map_or(after.unwrap_or(known.first.saturating_sub(1)), |it| it.sequence);
+    let seen = known.events.last().map_or(after.unwrap_or(known.first.saturating_sub(1)), |it| it.sequence);
     if let Some(missed) = after.and_then(|after| missed(after, known.first)) {
         // Not among the events: whoever reads those need not know of it.
         eprintln!("{missed}");
@@ -409,14 +408,11 @@ fn follow(client: &Client, events: &Events, format: Output, out: Out<'_>) -> Res
         return Ok(());
     }
     out.flush()?;
-    for event in client.follow_events(seen)? {
-        let event = event?;
-        seen = event.sequence;
-        if !events.asks_for(&event) {
-            continue;
-        }
-        writeln!(out, "{}", output::event_line(&event, format)?)?;
+    let mut stream = client.follow_events_with(seen, &fields)?;
+    while let Some(event) = stream.next() {
+        writeln!(out, "{}", output::event_line(&event?, format)?)?;
         out.flush()?;
     }
+    let seen = stream.seen().unwrap_or(seen);
     Err(Failure::Usage(format!("the controller went away; go on with podctl events --follow --after {seen}")))
 }

@@ -19,7 +19,11 @@ pub(crate) fn run(
     out: &mut dyn Write,
 ) -> Result<(), Failure> {
     match command {
-        Mchannels::List => show(out, format, &client.mchannels()?, |all| table(all)),
+        Mchannels::List { tenant, host } => {
+            let tenant = tenant.iter().map(|tenant| ("tenant", tenant.as_str()));
+            let fields: Vec<_> = tenant.chain(host.iter().map(|host| ("host", host.as_str()))).collect();
+            show(out, format, &client.mchannels_with(&fields)?, |all| table(all))
+        }
         Mchannels::Show { instance } => {
             show(out, format, &client.mchannel(instance)?, |it| table(std::slice::from_ref(it)))
         }

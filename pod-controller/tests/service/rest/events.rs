@@ -56,6 +56,15 @@ fn events_are_gone_when_they_are_and_conditions_say_what_is_missing() {
     assert_eq!(follower.next().expect("an event").expect("whole").kind, EventKind::DrainEnded);
     drop(follower);
 
+    // Of a stream that is asked for some only, and from where it went on, also past what it did not tell.
+    let path = "/v1/events/stream?after=0&kind=drain-ended&subject=h2/nic0";
+    let streamed = pod.raw_until(&request("GET", path, "", ""), "event: drain-ended");
+    let told = streamed.lines().filter(|line| line.starts_with("event: ")).collect::<Vec<_>>();
+    assert_eq!(told, ["event: drain-ended"], "{streamed}");
+    let path = "/v1/events/stream?after=0&subject=nobody";
+    let seen = client.events(0).expect("a list").events.last().expect("some").sequence;
+    pod.raw_until(&request("GET", path, "", ""), &format!("id: {seen}\n"));
+
     // As after very many events: what was before the last one is not kept.
     pod.stop_controller();
     {

@@ -157,16 +157,21 @@ impl Pod {
 
     /// An HTTP request as it stands, and the head of the answer, which may go on for ever.
     pub(crate) fn raw_head(&self, request: &str) -> String {
+        self.raw_until(request, "\r\n\r\n")
+    }
+
+    /// An HTTP request as it stands, and the answer up to these words.
+    pub(crate) fn raw_until(&self, request: &str, words: &str) -> String {
         let mut stream = UnixStream::connect(self.socket()).expect("the socket accepts");
         stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
         stream.write_all(request.as_bytes()).expect("sent");
-        let mut head = Vec::new();
-        while !head.ends_with(b"\r\n\r\n") {
+        let mut answer = Vec::new();
+        while !answer.ends_with(words.as_bytes()) {
             let mut byte = [0];
-            stream.read_exact(&mut byte).expect("a head");
-            head.push(byte[0]);
+            stream.read_exact(&mut byte).expect("more of the answer");
+            answer.push(byte[0]);
         }
-        String::from_utf8_lossy(&head).into_owned()
+        String::from_utf8_lossy(&answer).into_owned()
     }
 
     /// An HTTP request as it stands, and all of the answer, which has to be one of those that are described.

@@ -7,7 +7,14 @@ use pod_api::{ByteSize, FabricSignal};
 pub(crate) enum Mchannels {
     /// Show all instances that have a share: what they move and what they may move
     #[command(visible_alias = "ls")]
-    List,
+    List {
+        /// Only those of this tenant
+        #[arg(long, value_name = "NAME")]
+        tenant: Option<String>,
+        /// Only those of instances on this host
+        #[arg(long, value_name = "HOST")]
+        host: Option<String>,
+    },
     /// Show the share of one instance
     #[command(visible_alias = "get")]
     Show {
@@ -66,7 +73,7 @@ pub(crate) enum Mchannels {
 impl Mchannels {
     /// Whether it only looks.
     pub(crate) const fn looks(&self) -> bool {
-        matches!(self, Self::List | Self::Show { .. })
+        matches!(self, Self::List { .. } | Self::Show { .. })
     }
 }
 
