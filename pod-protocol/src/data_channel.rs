@@ -169,6 +169,7 @@ mod tests {
             generation: Generation::new(1),
             outgoing: ring(start, 64),
             incoming: ring(start.saturating_add(LineCount::new(128)), 64),
+            receives: None,
         };
         let open = |object: &ChannelObject| {
             DataChannel::<_, BLK_WORDS>::open(&memory, object, &pod.run_directory()).map(|_| ())
@@ -187,6 +188,28 @@ mod tests {
     }
 
     #[test]
+    fn a_channel_is_said_as_in_1_0_where_it_limits_nobody() {
+        let ring = |line| RingPlacement { start: LineOffset::new(line), slots: 64 };
+        let object = ChannelObject {
+            id: ChannelId::new(1),
+            engine: Engine::Net,
+            peer: EndpointId::new(HostId::new(2), Role::NetBackend),
+            generation: Generation::new(1),
+            outgoing: ring(0),
+            incoming: ring(64),
+            receives: None,
+        };
+        let said = serde_json::to_value(&object).expect("JSON");
+        assert_eq!(said.get("receives"), None);
+        assert_eq!(serde_json::from_value::<ChannelObject>(said).expect("a channel"), object);
+        let areas = vec![Area::new(LineOffset::new(128), LineCount::new(64))];
+        let limited = ChannelObject { receives: Some(areas), ..object.clone() };
+        assert!(limited != object && limited.has_rings_of(&object));
+        let renewed = ChannelObject { generation: Generation::new(2), ..limited.clone() };
+        assert!(!renewed.has_rings_of(&limited));
+    }
+
+    #[test]
     fn batches_arrive_whole_and_in_order() {
         let pod = TestPod::simulated(2);
         let run = pod.run_directory();
@@ -202,6 +225,7 @@ mod tests {
                 generation: Generation::new(1),
                 outgoing: rings[side],
                 incoming: rings[1 - side],
+                receives: None,
             };
             let memory = pod.memory(hosts[side]);
             DataChannel::<_, NET_WORDS>::open(&memory, &object, &run).expect("placed well")

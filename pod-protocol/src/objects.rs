@@ -143,6 +143,18 @@ pub struct ChannelObject {
     pub outgoing: RingPlacement,
     /// The ring from which we receive.
     pub incoming: RingPlacement,
+    /// Net frontend: where the NICs of the backend receive, and so where the frames lie of which it speaks. What lies anywhere
+    /// else is not looked at. It may change while the rings stay. Without it frames may lie anywhere in the pool. Since 1.1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub receives: Option<Vec<Area>>,
+}
+
+impl ChannelObject {
+    /// Whether the other one is of the same rings, in the same generation: what goes over them is not disturbed then.
+    pub fn has_rings_of(&self, other: &Self) -> bool {
+        let rings = |it: &Self| (it.id, it.engine, it.peer, it.generation, it.outgoing, it.incoming);
+        rings(self) == rings(other)
+    }
 }
 
 /// How a frontend reaches the owner of a leased device.

@@ -4,13 +4,13 @@ use cxl_channel::RingPlacement;
 use cxl_pool::{Area, EndpointId, Role};
 use pod_protocol::ids::{LeaseId, PlaceId, RegionId};
 use pod_protocol::objects::{
-    ChannelObject, DiskObject, NicObject, ObjectId, PortObject, RegistrationObject, RegistrationState,
-    ReplicaObject, Route, TableObject, VolumeObject,
+    ChannelObject, DiskObject, Engine, NicObject, ObjectId, PortObject, RegistrationObject,
+    RegistrationState, ReplicaObject, Route, TableObject, VolumeObject,
 };
 
 use super::{
-    Channel, DeviceId, Health, Incoming, Kind, Lease, LeaseKind, Purpose, RegionUse, Replica, Rings, State,
-    Volume,
+    Channel, Device, DeviceId, Health, Incoming, Kind, Lease, LeaseKind, Purpose, RegionUse, Replica, Rings,
+    State, Volume,
 };
 
 impl State {
@@ -130,7 +130,26 @@ impl State {
             (channel.frontend, to_frontend, to_backend)
         };
         let (engine, generation) = (channel.engine(), channel.generation);
-        Some(ChannelObject { id: channel.id, engine, peer, generation, outgoing, incoming })
+        let receives = (id == channel.frontend).then(|| self.receive_areas(channel, &rings)).flatten();
+        Some(ChannelObject { id: channel.id, engine, peer, generation, outgoing, incoming, receives })
+    }
+
+    /// Where the NICs receive of the life of a network backend that rings were made for, in the order in which it lies in the pool.
+    /// None of what else there is, and none where some of the pod does not know such a thing.
+    fn receive_areas(&self, channel: &Channel, rings: &Rings) -> Option<Vec<Area>> {
+        if channel.engine() != Engine::Net || !self.limits_backends() {
+            return None;
+        }
+        let area = |device: &Device| match device.kind {
+            Kind::Nic { rx: Some(rx), .. } if rx.incarnation == rings.backend_incarnation => {
+                self.area(rx.region)
+            }
+            _ => None,
+        };
+        let mut areas: Vec<Area> =
+            self.devices_at(channel.backend.host).filter_map(|(_, device)| area(device)).collect();
+        areas.sort_unstable();
+        Some(areas)
     }
 
     /// The route of a lease from a frontend to a backend, if the frontend has the channel.

@@ -10,7 +10,7 @@ use super::ssd_loads::{SsdLoads, takes_alike};
 use super::stale::Stale;
 use super::table::{Past, Was};
 use super::work::Work;
-use super::{Device, DeviceId, Effect, Endpoint, Kind, Lease, Refusal, State, Volume};
+use super::{Device, DeviceId, Effect, Endpoint, Hold, Kind, Lease, Refusal, State, Volume};
 
 impl State {
     /// What is found quickly; nothing in a copy of a state.
@@ -158,6 +158,12 @@ impl State {
         leases.values().filter_map(Was::row).for_each(|it| stale.lease_before(self, &found, it));
         for volume in volumes.values().filter_map(Was::row) {
             stale.volume(volume, found.lease_of_volume(volume.id));
+        }
+        for (id, old) in changed(&devices) {
+            if receives(old.row()) != receives(self.devices.get(id)) {
+                let served = found.served.get(&id.net_backend()).into_iter().flatten();
+                served.filter_map(|it| self.channels.get(it)).for_each(|it| stale.channel_before(it));
+            }
         }
         found.stale = stale;
         channels.values().filter_map(Was::row).for_each(|it| found.stale.channel_before(it));
@@ -412,6 +418,14 @@ impl State {
 /// The rows that are other ones for those who derive something from them.
 fn changed<K, V>(past: &Past<K, V>) -> impl Iterator<Item = (&K, &Was<V>)> {
     past.iter().filter(|(_, was)| !matches!(was, Was::Alike))
+}
+
+/// Where a NIC receives.
+const fn receives(device: Option<&Device>) -> Option<Hold> {
+    match device {
+        Some(Device { kind: Kind::Nic { rx, .. }, .. }) => *rx,
+        _ => None,
+    }
 }
 
 /// Notes whether one is among these. Returns that if it was otherwise.

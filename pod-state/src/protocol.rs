@@ -124,6 +124,11 @@ impl State {
         self.options.protocol_minor >= Protocol::LOOKS_AT_CONGESTION
     }
 
+    /// Whether network frontends are told where backends receive.
+    pub(super) fn limits_backends(&self) -> bool {
+        self.options.protocol_minor >= Protocol::LIMITS_BACKENDS
+    }
+
     /// Whether volumes may move between two SSDs of one host: controllers of 1.0 refuse that, and the engines of 1.0 do not tell such
     /// places apart.
     pub fn moves_within_hosts(&self) -> bool {

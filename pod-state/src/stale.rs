@@ -82,7 +82,7 @@ impl Stale {
         }
     }
 
-    /// A channel was like this.
+    /// A channel was like this, or what its frontend is told of it beside the rings.
     pub(super) fn channel_before(&mut self, old: &Channel) {
         self.part(old.frontend, Part::Channel(old.id));
         self.part(old.backend, Part::Channel(old.id));

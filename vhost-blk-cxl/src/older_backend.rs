@@ -91,7 +91,7 @@ struct Scene {
 fn channel(peer: Role, outgoing: RingPlacement, incoming: RingPlacement) -> ChannelObject {
     let peer = EndpointId::new(HostId::new(1), peer);
     let (id, generation) = (ChannelId::new(1), Generation::new(1));
-    ChannelObject { id, engine: Engine::Blk, peer, generation, outgoing, incoming }
+    ChannelObject { id, engine: Engine::Blk, peer, generation, outgoing, incoming, receives: None }
 }
 
 impl Scene {

@@ -146,7 +146,7 @@ pub(crate) fn objects(data_area: Area, ram: Area) -> (DiskObject, VolumeObject) 
 fn channel(peer: (HostId, Role), outgoing: RingPlacement, incoming: RingPlacement) -> ChannelObject {
     let peer = EndpointId::new(peer.0, peer.1);
     let (id, generation) = (ChannelId::new(1), Generation::new(1));
-    ChannelObject { id, engine: Engine::Blk, peer, generation, outgoing, incoming }
+    ChannelObject { id, engine: Engine::Blk, peer, generation, outgoing, incoming, receives: None }
 }
 
 /// As the backend has it.

@@ -60,7 +60,7 @@ drop_reasons! {
     ReceiverOffloads = "receiver-offloads",
     /// A message that contradicts itself or the pieces before it.
     BadMessage = "bad-message",
-    /// Backend: the packet lies outside of what is leased to the instance.
+    /// The packet lies outside of what is leased to the instance that sends it, or of where its NIC receives.
     OutsideArea = "outside-area",
     /// Backend: the source address is not the instance's own.
     Spoofed = "spoofed-source",

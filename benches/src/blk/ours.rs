@@ -127,7 +127,15 @@ impl Ours {
         let channel = |peer, outgoing, incoming| {
             let (id, generation) = (ChannelId::new(1), Generation::new(1));
             let engine = Engine::Blk;
-            Object::Channel(ChannelObject { id, engine, peer, generation, outgoing, incoming })
+            Object::Channel(ChannelObject {
+                id,
+                engine,
+                peer,
+                generation,
+                outgoing,
+                incoming,
+                receives: None,
+            })
         };
         let refused = |reason: String| anyhow!(reason);
         backend.apply(channel(ends[0], back, there)).map_err(refused)?;

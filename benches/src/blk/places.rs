@@ -231,6 +231,7 @@ impl Served {
                     generation,
                     outgoing,
                     incoming,
+                    receives: None,
                 })
             };
             backend.apply(channel(front, here, there)).map_err(refused)?;

@@ -252,6 +252,7 @@ impl<M: Memory> Pod<M> {
                     generation,
                     outgoing,
                     incoming,
+                    receives: None,
                 })
             };
             let backend = &mut backends[sharing.nic_of(host)];

@@ -144,7 +144,7 @@ impl Ours {
             Frontend::new(memory.clone(), LeaseBook::default(), open()).context("cannot make a timer")?;
         frontend = frontend.with_pool_file(pool.file_identity());
 
-        let channel = |peer, outgoing, incoming| {
+        let channel = |peer, outgoing, incoming, receives| {
             let (id, generation) = (ChannelId::new(1), Generation::new(1));
             Object::Channel(ChannelObject {
                 id,
@@ -153,14 +153,16 @@ impl Ours {
                 generation,
                 outgoing,
                 incoming,
+                receives,
             })
         };
         let nic_object = NicObject { nic: "nic0".to_owned(), rx_area: placements.receive };
-        let theirs = channel(ends[0], placements.back, placements.there);
+        let theirs = channel(ends[0], placements.back, placements.there, None);
         for object in [theirs, Object::Nic(nic_object)] {
             backend.apply(object, None).map_err(refused)?;
         }
-        frontend.apply(channel(ends[1], placements.there, placements.back)).map_err(refused)?;
+        let ours = channel(ends[1], placements.there, placements.back, Some(vec![placements.receive]));
+        frontend.apply(ours).map_err(refused)?;
         let mut devices = Vec::with_capacity(setup.ports);
         for number in 0..setup.ports {
             let (port, registration) = objects(&placements, number, setup.ram_bytes > 0)?;

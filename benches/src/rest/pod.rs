@@ -281,5 +281,5 @@ fn object(pool: &Pool, engine: Engine, words: usize, peer: EndpointId, is_fronte
     let (there, back) = (place(first), place(first + ring));
     let (outgoing, incoming) = if is_frontend { (there, back) } else { (back, there) };
     let id = ChannelId::new(if engine == Engine::Net { 1 } else { 2 });
-    ChannelObject { id, engine, peer, generation: Generation::new(1), outgoing, incoming }
+    ChannelObject { id, engine, peer, generation: Generation::new(1), outgoing, incoming, receives: None }
 }

@@ -368,10 +368,12 @@ fn every_daemon_is_told_what_the_pod_speaks_once_that_is_more_than_the_first_ver
     bench.pump(&state, now);
     bench.answer_all(&state, now);
     let told = |to| (to, "apply the version of the pod".to_owned());
-    assert_eq!(bench.since(sent), [told(BACKEND), told(FRONTEND)]);
+    // Only then a frontend knows what to do with where its backends receive.
+    let limited = (FRONTEND, "apply channel-1".to_owned());
+    assert_eq!(bench.since(sent), [told(BACKEND), told(FRONTEND), limited.clone()]);
     let sent = bench.sent.len();
     state.apply(&state.speaking(0)).expect("it is possible");
     bench.pump(&state, now);
     let taken = |from| (from, "remove the version of the pod".to_owned());
-    assert_eq!(bench.since(sent), [taken(BACKEND), taken(FRONTEND)]);
+    assert_eq!(bench.since(sent), [taken(BACKEND), limited, taken(FRONTEND)]);
 }

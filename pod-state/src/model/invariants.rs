@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cxl_pool::{Area, EndpointId, HostId, LineCount};
+use cxl_pool::{Area, EndpointId, HostId, LineCount, Role};
 use pod_protocol::ids::{LeaseId, PlaceNumber};
-use pod_protocol::objects::{DiskObject, Object, PortObject, RegistrationState};
+use pod_protocol::objects::{DiskObject, NicObject, Object, PortObject, RegistrationState};
 use pod_protocol::protocol::Protocol;
 
 use crate::{
@@ -364,9 +364,15 @@ pub(super) fn object_is_consistent(state: &State, id: EndpointId, object: &Objec
     match object {
         Object::Channel(channel) => {
             assert!(channel.generation.get() > 0);
+            let limits = state.options.protocol_minor >= Protocol::LIMITS_BACKENDS;
+            assert_eq!(channel.receives.is_some(), limits && id.role == Role::NetFrontend);
             if let Some(mirrored) = at(channel.id, channel.peer) {
                 assert_eq!((mirrored.peer, mirrored.generation), (id, channel.generation));
                 assert_eq!((mirrored.outgoing, mirrored.incoming), (channel.incoming, channel.outgoing));
+                let nics = state.devices_at(channel.peer.host).filter_map(|(nic, _)| state.nic_object(nic));
+                let receives =
+                    |it: &NicObject| channel.receives.iter().flatten().any(|area| *area == it.rx_area);
+                assert!(channel.receives.is_none() || nics.into_iter().all(|nic| receives(&nic)));
             }
         }
         Object::Port(port) => {

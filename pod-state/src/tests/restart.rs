@@ -1,5 +1,6 @@
 //! Who comes back, and what it finds.
 
+use cxl_pool::Area;
 use pod_protocol::ids::PlaceId;
 
 use super::*;
@@ -203,4 +204,34 @@ fn a_pod_of_the_version_before_remembers_no_vmm() {
     must(&mut state, &attached(BLK_FRONTEND, disk, true));
     restart_frontends(&mut state, 3);
     must(&mut state, &delete());
+}
+
+/// Where a network frontend takes frames from, of the backend of h2.
+fn receives(state: &State) -> Option<Vec<Area>> {
+    let objects = state.desired(NET_FRONTEND).into_values();
+    let mut channels =
+        objects.filter_map(|object| if let Object::Channel(it) = object { Some(it) } else { None });
+    channels.find(|it| it.peer == NET_BACKEND).expect("a channel").receives
+}
+
+/// Where the NIC of h2 receives.
+fn receive_area(state: &State) -> Area {
+    let nic = DeviceId { host: NET_BACKEND.host, name: "nic0".into() };
+    state.nic_object(&nic).expect("a NIC at work").rx_area
+}
+
+#[test]
+fn frontends_are_told_where_each_life_of_a_backend_receives_once_all_of_the_pod_knows_such_a_thing() {
+    let mut state = pod_with_vm();
+    assert_eq!(receives(&state), None);
+    speak(&mut state, 1);
+    let first = receive_area(&state);
+    assert_eq!(receives(&state), Some(vec![first]));
+    must(&mut state, &Command::Gone { endpoint: NET_BACKEND });
+    join_as(&mut state, NET_BACKEND, 2);
+    let second = receive_area(&state);
+    assert_ne!(first, second, "the life before may still write to its area");
+    assert_eq!(receives(&state), Some(vec![second]));
+    speak(&mut state, 0);
+    assert_eq!(receives(&state), None);
 }

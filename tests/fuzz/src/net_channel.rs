@@ -77,6 +77,7 @@ impl<M: Memory> Scene<M> {
             generation: GENERATION,
             outgoing,
             incoming,
+            receives: None,
         };
         let run = RunDirectory::new(Path::new("/nonexistent"));
         let end = ChannelEnd::open(&object, &here, &run, &ChannelBook::default()).expect("a channel");

@@ -145,6 +145,7 @@ impl Spread {
                 generation: Generation::new(self.life + 1),
                 outgoing,
                 incoming,
+                receives: None,
             };
             let here = object(FRONTEND, Role::BlkFrontend, rings[1], rings[0]);
             backend.call(|opened| ToBackend::Channel(here, opened)).unwrap().unwrap();

@@ -119,6 +119,7 @@ impl<M: Memory> SpreadPod<M> {
             generation: Generation::new(generation),
             outgoing,
             incoming,
+            receives: None,
         };
         match self.channels.get_mut(index) {
             Some(known) => *known = channel.clone(),

@@ -268,7 +268,8 @@ impl MirrorPod {
         };
         let generation = Generation::new(side.generations[index]);
         let id = side.channel(index);
-        Object::Channel(ChannelObject { id, engine: Engine::Blk, peer, generation, outgoing, incoming })
+        let engine = Engine::Blk;
+        Object::Channel(ChannelObject { id, engine, peer, generation, outgoing, incoming, receives: None })
     }
 
     /// A backend begins, as the controller has it: it flushes what its predecessor left, has its channel, then its

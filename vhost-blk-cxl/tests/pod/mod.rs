@@ -227,7 +227,7 @@ impl<M: Memory> Pod<M> {
     fn channel(&self, peer: EndpointId, outgoing: RingPlacement, incoming: RingPlacement) -> ChannelObject {
         let (id, engine) = (self.disk.route.channel, Engine::Blk);
         let generation = Generation::new(self.generation);
-        ChannelObject { id, engine, peer, generation, outgoing, incoming }
+        ChannelObject { id, engine, peer, generation, outgoing, incoming, receives: None }
     }
 
     /// The channel as the frontend is told of it, for a test that takes its place.

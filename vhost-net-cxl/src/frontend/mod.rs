@@ -18,6 +18,7 @@ mod handler;
 mod lending;
 mod letting_go;
 mod limiting;
+mod origins;
 mod port;
 mod rails;
 mod receive;
@@ -49,6 +50,7 @@ pub use self::device::device_spec;
 use self::doubles::Doubles;
 pub use self::handler::FrontendHandler;
 pub use self::letting_go::OnLetGo;
+use self::origins::Origins;
 use self::port::Port;
 use self::receive::Channel;
 use self::retry_pause::RetryPause;
@@ -161,9 +163,15 @@ impl<M: Memory> Frontend<M> {
     }
 
     fn apply_channel(&mut self, object: &ChannelObject) -> Result<(), String> {
+        let origins = Origins::of(&self.memory, object)?;
+        let same = |channel: &&mut Channel<M>| channel.end.object().has_rings_of(object);
+        if let Some(channel) = self.channels.iter_mut().find(same) {
+            channel.change_origins(origins);
+            return Ok(());
+        }
         let end = (self.open_channel)(object)?;
         self.channels.retain(|channel| channel.end.object().id != object.id);
-        self.channels.push(Channel::new(end));
+        self.channels.push(Channel::new(end, origins));
         // The other side knows nothing of what went over the old rings.
         self.forget_waiting(object.id);
         for port in &mut self.ports {

@@ -12,6 +12,7 @@ use vhost_frontend::Chain;
 
 use super::Frontend;
 use super::delivering::{Part, deliver, frame_bytes};
+use super::origins::Origins;
 use super::port::Port;
 use crate::channel_end::ChannelEnd;
 use crate::counters::DropReason;
@@ -35,13 +36,21 @@ pub(super) struct Channel<M: Memory> {
     pub(super) kept: u32,
     /// The pieces that have arrived of a packet that has more.
     pub(super) pieces: Vec<NetMessage>,
-    /// That packet is no good; the rest of it is awaited all the same.
-    broken: bool,
+    /// Why that packet is no good, if it is not; the rest of it is awaited all the same.
+    broken: Option<DropReason>,
+    /// Where its packets lie.
+    pub(super) origins: Origins,
 }
 
 impl<M: Memory> Channel<M> {
-    pub(super) fn new(end: ChannelEnd<M>) -> Self {
-        Self { end, first: 0, kept: 0, pieces: Vec::with_capacity(PIECES_MAX), broken: false }
+    pub(super) fn new(end: ChannelEnd<M>, origins: Origins) -> Self {
+        Self { end, first: 0, kept: 0, pieces: Vec::with_capacity(PIECES_MAX), broken: None, origins }
+    }
+
+    /// Its packets lie elsewhere from now on. The rings stay, and what has come over them.
+    pub(super) fn change_origins(&mut self, origins: Origins) {
+        self.origins = origins;
+        self.broken = self.broken.or(self.pieces.iter().find_map(|piece| self.origins.check(piece).err()));
     }
 }
 
@@ -69,7 +78,7 @@ impl Ahead {
     #[inline]
     pub(super) fn fetch<M: Memory>(
         &mut self,
-        memory: &M,
+        (memory, origins): (&M, &Origins),
         held: &[LeaseId],
         inbox: &[[u64; 2]],
         place: usize,
@@ -78,7 +87,7 @@ impl Ahead {
             return;
         }
         while self.done < place {
-            let message = inbox.get(self.done).and_then(|words| arrival(memory, words));
+            let message = inbox.get(self.done).and_then(|words| arrival(origins, words));
             self.lines -= message.map_or(0, |message| lines(&message)).min(self.lines);
             self.done += 1;
         }
@@ -87,7 +96,7 @@ impl Ahead {
         {
             self.next += 1;
             // What waits for its share of the fabric moves nothing yet.
-            let message = arrival(memory, words).filter(|message| !held.contains(&message.lease));
+            let message = arrival(origins, words).filter(|message| !held.contains(&message.lease));
             let Some(message) = message else { continue };
             for at in (0..u64::from(message.bytes)).step_by(LINE_BYTES) {
                 memory.prefetch(message.line.bytes().saturating_add(at));
@@ -99,14 +108,8 @@ impl Ahead {
 
 /// A message about a packet that has arrived, if it is one.
 #[inline]
-fn arrival<M: Memory>(memory: &M, words: &[u64; 2]) -> Option<NetMessage> {
-    NetMessage::decode(*words).filter(|it| it.opcode == Opcode::Receive && lies_in_pool(memory, it))
-}
-
-#[inline]
-pub(super) fn lies_in_pool<M: Memory>(memory: &M, message: &NetMessage) -> bool {
-    let end = message.line.bytes().checked_add(u64::from(message.bytes));
-    message.bytes > 0 && end.is_some_and(|end| end.get() <= memory.size_bytes())
+fn arrival(origins: &Origins, words: &[u64; 2]) -> Option<NetMessage> {
+    NetMessage::decode(*words).filter(|it| it.opcode == Opcode::Receive && origins.check(it).is_ok())
 }
 
 #[inline]
@@ -181,7 +184,7 @@ impl<M: Memory> Frontend<M> {
         }
         let mut inbox = std::mem::take(&mut self.inbox);
         let count = channel.end.receive(&mut inbox);
-        self.invalidate_arrivals(&inbox[..count]);
+        self.invalidate_arrivals(place, &inbox[..count]);
         self.receive_scratch.begin_look();
         let (all, mut next) = (&inbox[..count], 0);
         let mut ahead = Ahead::default();
@@ -191,7 +194,7 @@ impl<M: Memory> Frontend<M> {
             if together > 0 {
                 continue;
             }
-            ahead.fetch(&self.memory, &self.held, all, next);
+            ahead.fetch((&self.memory, &self.channels[place].origins), &self.held, all, next);
             next += 1;
             let Some(message) = NetMessage::decode(*words) else {
                 self.channels[place].end.counters().unreadable.add(1);
@@ -215,12 +218,13 @@ impl<M: Memory> Frontend<M> {
     }
 
     /// What is about to be read may have been brought into our cache by a prefetch since its last use.
-    fn invalidate_arrivals(&self, inbox: &[[u64; 2]]) {
+    fn invalidate_arrivals(&self, place: usize, inbox: &[[u64; 2]]) {
         if M::COHERENT {
             return;
         }
         let mut any = false;
-        for message in inbox.iter().filter_map(|words| arrival(&self.memory, words)) {
+        let origins = &self.channels[place].origins;
+        for message in inbox.iter().filter_map(|words| arrival(origins, words)) {
             self.memory.invalidate(message.line.bytes(), u64::from(message.bytes));
             any = true;
         }
@@ -232,22 +236,24 @@ impl<M: Memory> Frontend<M> {
     /// Takes one piece, and delivers the packet with its last one.
     #[inline]
     fn receive(&mut self, place: usize, message: NetMessage) {
-        let in_pool = lies_in_pool(&self.memory, &message);
         let channel = &mut self.channels[place];
-        if channel.pieces.is_empty() && !message.more && in_pool {
+        let lies = channel.origins.check(&message);
+        if channel.pieces.is_empty() && !message.more && lies.is_ok() {
             self.finish(place, &[message], Ok(()));
             return;
         }
         let belongs = |first: &NetMessage| (first.lease, first.sequence) == (message.lease, message.sequence);
         if channel.pieces.first().is_some_and(|first| !belongs(first)) {
             // The rest of the packet before was never sent.
-            channel.broken = true;
+            channel.broken.get_or_insert(DropReason::BadMessage);
             self.finish_pieces(place);
         }
         let channel = &mut self.channels[place];
-        channel.broken |= !in_pool || channel.pieces.len() == PIECES_MAX;
+        channel.broken = channel.broken.or(lies.err());
         if channel.pieces.len() < PIECES_MAX {
             channel.pieces.push(message);
+        } else {
+            channel.broken.get_or_insert(DropReason::BadMessage);
         }
         if !message.more {
             self.finish_pieces(place);
@@ -256,9 +262,9 @@ impl<M: Memory> Frontend<M> {
 
     fn finish_pieces(&mut self, place: usize) {
         let channel = &mut self.channels[place];
-        let broken = std::mem::take(&mut channel.broken);
+        let broken = channel.broken.take();
         let mut pieces = std::mem::take(&mut channel.pieces);
-        self.finish(place, &pieces, if broken { Err(DropReason::BadMessage) } else { Ok(()) });
+        self.finish(place, &pieces, broken.map_or(Ok(()), Err));
         pieces.clear();
         self.channels[place].pieces = pieces;
     }

@@ -8,7 +8,8 @@ use vhost_frontend::pacing::{Pacer, Way};
 use super::Frontend;
 use super::delivering::{received_header, write_packet};
 use super::doubles::Hearing;
-use super::receive::{Ahead, CHAINS_MAX, lies_in_pool};
+use super::origins::Origins;
+use super::receive::{Ahead, CHAINS_MAX};
 use crate::counters::DropReason;
 use crate::message::{self, NetMessage, Opcode, Status};
 use crate::vnet_header::{HEADER_BYTES, HEADER_BYTES_U32, VnetHeader};
@@ -56,9 +57,9 @@ impl<M: Memory> Frontend<M> {
         let (mut delivered, mut packets, mut bytes, mut used_chains) = (0, 0, 0, 0);
         for words in &messages[..wanted] {
             let Some(chain) = scratch.chains[..taken].get(used_chains) else { break };
-            ahead.fetch(&self.memory, &self.held, inbox, next + delivered);
-            let Some(message) = NetMessage::decode(*words).filter(|it| self_contained(&self.memory, it))
-            else {
+            let origins = &self.channels[place].origins;
+            ahead.fetch((&self.memory, origins), &self.held, inbox, next + delivered);
+            let Some(message) = NetMessage::decode(*words).filter(|it| self_contained(origins, it)) else {
                 break;
             };
             let frame_bytes = message.bytes - HEADER_BYTES_U32;
@@ -104,10 +105,10 @@ impl<M: Memory> Frontend<M> {
     }
 }
 
-/// Whether a message is a whole packet that lies in the pool.
+/// Whether a message is a whole packet that lies where it may.
 #[inline]
-fn self_contained<M: Memory>(memory: &M, message: &NetMessage) -> bool {
-    !message.more && lies_in_pool(memory, message) && message.bytes > HEADER_BYTES_U32
+fn self_contained(origins: &Origins, message: &NetMessage) -> bool {
+    !message.more && message.bytes > HEADER_BYTES_U32 && origins.check(message).is_ok()
 }
 
 /// Whether a frame may be copied now, as a whole.

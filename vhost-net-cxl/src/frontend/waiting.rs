@@ -133,10 +133,12 @@ impl<M: Memory> Frontend<M> {
         let mut any = false;
         while let Some(channel) = self.ports[index].waiting.first(&mut frame) {
             let port = &self.ports[index];
-            let outcome = if port.hears_of(channel, frame[0].generation) {
-                self.deliver_some(index, &frame)
-            } else {
+            let outcome = if !port.hears_of(channel, frame[0].generation) {
                 Some(Err(DropReason::Stale))
+            } else if let Err(reason) = self.still_lies(channel, &frame) {
+                Some(Err(reason))
+            } else {
+                self.deliver_some(index, &frame)
             };
             let Some(outcome) = outcome else { break };
             any = true;
@@ -151,6 +153,13 @@ impl<M: Memory> Frontend<M> {
         self.receive_scratch.frame = frame;
         self.receive_scratch.filled.show_unless(None, &mut self.ports);
         any
+    }
+
+    /// Whether a frame that waited lies where its backend receives: that may have changed meanwhile.
+    fn still_lies(&self, channel: ChannelId, frame: &[NetMessage]) -> Result<(), DropReason> {
+        let origins = self.channels.iter().find(|it| it.end.object().id == channel).map(|it| &it.origins);
+        let origins = origins.ok_or(DropReason::OutsideArea)?;
+        frame.iter().try_for_each(|piece| origins.check(piece))
     }
 
     /// Copies as much of the first frame as its guest's budget allows at once, and says whether that was the last of it. None if nothing is.

@@ -200,6 +200,7 @@ pub(crate) fn channel_pair(host: u16) -> [(EndpointId, ChannelObject); 2] {
         generation: Generation::new(1),
         outgoing,
         incoming,
+        receives: None,
     };
     [(frontend, side(backend, there, back)), (backend, side(frontend, back, there))]
 }

@@ -1,9 +1,9 @@
 //! A frontend whose backend talks nonsense.
 
 use cxl_pool::simulated::{SimulatedMemory, SimulatedPool};
-use cxl_pool::{CoherenceMode, CreateOptions, HostId, LineOffset, Memory, Pool};
+use cxl_pool::{Area, CoherenceMode, CreateOptions, HostId, LineOffset, Memory, Pool};
 use pod_protocol::ids::{LeaseGeneration, LeaseId};
-use pod_protocol::objects::Object;
+use pod_protocol::objects::{ChannelObject, Object};
 use proptest::prelude::*;
 use vhost_net_cxl::channel_counters::ChannelBook;
 use vhost_net_cxl::channel_end::{ChannelEnd, MESSAGES_PER_LOOK};
@@ -23,10 +23,16 @@ struct Scene<M: Memory> {
     guest: Guest,
 }
 
+/// Where the NIC of the backend receives.
+fn receive_area() -> Area {
+    area(32, 8)
+}
+
 impl<M: Memory> Scene<M> {
     fn new(here: &M, there: &M) -> Self {
         let mut frontend = TestFrontend::new(here);
-        frontend.apply(Object::Channel(channel(1, 1, 2048, true)));
+        let receives = Some(vec![receive_area()]);
+        frontend.apply(Object::Channel(ChannelObject { receives, ..channel(1, 1, 2048, true) }));
         frontend.apply(Object::Port(port(1, area(8, 8), route(1, 1), None)));
         let mut guest = Guest::new(QUEUE_SIZE);
         guest.post(QUEUE_SIZE, BUFFER_BYTES);
@@ -52,7 +58,11 @@ impl<M: Memory> Scene<M> {
 
     /// Puts a packet to the guest where piece `number` of this test lies, and says where that is.
     fn put(&self, number: u64, packet: &[u8]) -> LineOffset {
-        let line = LineOffset::new(area(32, 8).start.get() + 64 * number);
+        let line = LineOffset::new(receive_area().start.get() + 64 * number);
+        self.put_at(line, packet)
+    }
+
+    fn put_at(&self, line: LineOffset, packet: &[u8]) -> LineOffset {
         self.memory.write(line.bytes(), packet);
         self.memory.write_back(line.bytes(), packet.len() as u64);
         self.memory.store_fence();
@@ -112,8 +122,57 @@ fn pieces_that_make_no_packet_are_dropped_and_given_back() {
         let got = scene.guest.received(BUFFER_BYTES);
         assert_eq!(got.len(), 1, "case {number}: the good one arrived");
         assert_eq!(got[0].1, packet[12..]);
-        assert_eq!(scene.frontend.lease(1).drops, [("bad-message".to_owned(), number + 1)].into());
+        let mut drops = scene.frontend.lease(1).drops;
+        let outside = drops.remove("outside-area").unwrap_or(0);
+        let bad = drops.remove("bad-message").unwrap_or(0);
+        assert!(drops.is_empty(), "{drops:?}");
+        // The second and the third.
+        assert_eq!((bad + outside, outside), (number + 1, number.min(2)));
     }
+}
+
+#[test]
+fn a_backend_that_lies_about_where_a_frame_is_has_nothing_else_of_the_pool_shown_to_a_guest() {
+    let mut scene = scene();
+    let secret = [vec![0; 12], returned(&frame(7, 100))].concat();
+    let bytes = secret.len();
+    // What its guest sends, the memory of another one, its own rings, and either end of where it receives.
+    let [before, behind] = [receive_area().start.get() - 1, receive_area().end().get()].map(LineOffset::new);
+    let places = [area(8, 8).start, area(50, 1).start, area(1, 1).start, before, behind];
+    let mut sequence = 0;
+    let mut lie = |scene: &mut Scene<SimulatedMemory>, pieces: &[(LineOffset, usize)]| {
+        for (number, (line, bytes)) in (1..).zip(pieces) {
+            assert!(scene.end.request(&receive(sequence, *line, *bytes, number < pieces.len())));
+        }
+        sequence += 1;
+    };
+    let good = scene.put(1, &secret);
+    for line in places {
+        // The rings are left as they are.
+        if line != area(1, 1).start {
+            scene.put_at(line, &secret);
+        }
+        for pieces in [vec![(line, bytes)], vec![(good, 64), (line, bytes)], vec![(line, 64), (good, 64)]] {
+            lie(&mut scene, &pieces);
+        }
+    }
+    let last = LineOffset::new(receive_area().end().get() - 1);
+    lie(&mut scene, &[(last, bytes)]);
+    scene.turn();
+    assert!(scene.guest.received(BUFFER_BYTES).is_empty());
+    let lies = 3 * places.len() as u64 + 1;
+    assert_eq!(scene.frontend.lease(1).drops, [("outside-area".to_owned(), lies)].into());
+    // What is where it should be arrives, before and after the NIC receives elsewhere.
+    lie(&mut scene, &[(good, bytes)]);
+    scene.turn();
+    assert_eq!(scene.guest.received(BUFFER_BYTES)[0].1, secret[12..]);
+    let receives = Some(vec![area(50, 1)]);
+    scene.frontend.apply(Object::Channel(ChannelObject { receives, ..channel(1, 1, 2048, true) }));
+    lie(&mut scene, &[(good, bytes)]);
+    lie(&mut scene, &[(area(50, 1).start, bytes)]);
+    scene.turn();
+    assert_eq!(scene.guest.received(BUFFER_BYTES).len(), 1);
+    assert_eq!(scene.frontend.lease(1).drops, [("outside-area".to_owned(), lies + 1)].into());
 }
 
 #[test]

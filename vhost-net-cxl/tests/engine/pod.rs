@@ -67,7 +67,7 @@ pub(crate) fn channel(number: u32, generation: u32, slots: u32, frontend_side: b
         (endpoint(1, Role::NetFrontend), back, there)
     };
     let (id, generation) = (ChannelId::new(number), Generation::new(generation));
-    ChannelObject { id, engine: Engine::Net, peer, generation, outgoing, incoming }
+    ChannelObject { id, engine: Engine::Net, peer, generation, outgoing, incoming, receives: None }
 }
 
 pub(crate) fn open<M: Memory>(
