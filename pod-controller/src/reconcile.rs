@@ -14,7 +14,7 @@ use cxl_pool::EndpointId;
 use pod_protocol::commands::{Command, Version};
 use pod_protocol::controller::CommandFailure;
 use pod_protocol::ids::{LeaseId, PlaceId, RegionId};
-use pod_protocol::objects::{Object, ObjectId};
+use pod_protocol::objects::{Object, ObjectId, RegistrationState};
 use pod_state::{Part, Parts, Presence, Stale, State};
 
 use self::remote::{Known, Remote, Step};
@@ -96,7 +96,7 @@ impl<Ticket: Copy + Ord> Reconciler<Ticket> {
         let mut changing = None;
         for endpoint in order {
             let held = if is_backend(endpoint) {
-                BTreeSet::new()
+                self.still_needed(state, endpoint)
             } else {
                 self.held(state, endpoint, &mut changing)
             };
@@ -159,6 +159,15 @@ impl<Ticket: Copy + Ord> Reconciler<Ticket> {
         held.map(|(id, _)| id.clone()).collect()
     }
 
+    /// What a backend must not be told yet: that a lease leaves one of its NICs, as long as the NIC that it moves to may not serve it. Whoever
+    /// hears first would decide otherwise whether the instance gets the broadcast and multicast frames of that moment: twice, of which its
+    /// frontend drops one, or not at all.
+    fn still_needed(&self, state: &State, endpoint: EndpointId) -> BTreeSet<ObjectId> {
+        let missing = self.remotes.get(&endpoint).into_iter().flat_map(Remote::missing);
+        let left = missing.filter_map(|(id, object)| Some((id, lease_left(object)?)));
+        left.filter(|(_, lease)| self.is_yet_to_be_served(state, *lease)).map(|(id, _)| id.clone()).collect()
+    }
+
     /// Notes what became of a command.
     pub fn answered(
         &mut self,
@@ -173,7 +182,11 @@ impl<Ticket: Copy + Ord> Reconciler<Ticket> {
     /// Whether a frontend had better not be told yet: the backend that serves the lease is there and is being told, and
     /// until it has heard it would refuse what the frontend sends.
     fn must_wait(&self, state: &State, object: &Object) -> bool {
-        let Some(lease) = lease_served(object) else { return false };
+        lease_served(object).is_some_and(|lease| self.is_yet_to_be_served(state, lease))
+    }
+
+    /// Whether a backend that is to serve a lease is there and is being told.
+    fn is_yet_to_be_served(&self, state: &State, lease: LeaseId) -> bool {
         state.services(lease).iter().any(|(backend, id)| self.is_being_told(state, *backend, id))
     }
 
@@ -267,6 +280,14 @@ const fn lease_served(object: &Object) -> Option<LeaseId> {
     match object {
         Object::Port(port) => Some(port.lease),
         Object::Disk(disk) => Some(disk.lease),
+        _ => None,
+    }
+}
+
+/// The lease that leaves a NIC in order, of which this is its backend's object.
+fn lease_left(object: &Object) -> Option<LeaseId> {
+    match object {
+        Object::Registration(it) if it.state == RegistrationState::Draining => Some(it.lease),
         _ => None,
     }
 }

@@ -209,6 +209,50 @@ fn frontend_waits_for_the_backend_where_a_lease_moves_in_order() {
 }
 
 #[test]
+fn a_nic_is_left_once_the_one_serves_that_a_lease_moves_to() {
+    let migrate = |to| state::Command::MigrateNic {
+        instance: "vm1".to_owned(),
+        device: "net0".to_owned(),
+        to: Some(nic_of(to)),
+    };
+    // There and back: whichever of the two backends is told first otherwise.
+    let (mut state, now) = (state_with_backup(), Instant::now());
+    let mut bench = settled(&state, now);
+    for (old, new) in [(BACKEND, BACKUP), (BACKUP, BACKEND)] {
+        let start = bench.sent.len();
+        state.apply(&migrate(new)).expect("it is there");
+        bench.pump(&state, now);
+        let registration = |to| (to, "apply registration of lease-1 with nic nic0".to_owned());
+        assert_eq!(bench.since(start), [registration(new)], "nobody else until it has answered");
+        bench.reconciler.answered(new, start, Ok(()), now);
+        bench.pump(&state, now);
+        assert_eq!(bench.since(start)[1], registration(old));
+        bench.answered = start + 1;
+        bench.answer_all(&state, now);
+        let (lease, generation) = state.drains().next().expect("it drains");
+        state.apply(&state::Command::DrainExpired { lease, generation }).expect("it does");
+        bench.pump(&state, now);
+        bench.answer_all(&state, now);
+    }
+}
+
+#[test]
+fn a_nic_is_left_at_once_where_the_one_that_a_lease_moves_to_is_away() {
+    let (mut state, now) = (state_with_backup(), Instant::now());
+    let mut bench = settled(&state, now);
+    bench.reconciler.disconnected(BACKUP);
+    let start = bench.sent.len();
+    let moves = state::Command::MigrateNic {
+        instance: "vm1".to_owned(),
+        device: "net0".to_owned(),
+        to: Some(nic_of(BACKUP)),
+    };
+    state.apply(&moves).expect("it is there");
+    bench.pump(&state, now);
+    assert!(bench.since(start).iter().any(|(to, _)| *to == BACKEND), "{:?}", bench.since(start));
+}
+
+#[test]
 fn frontend_does_not_wait_for_a_backend_that_is_away() {
     let (state, now) = (state_with_vm(), Instant::now());
     let mut bench = Bench::default();
