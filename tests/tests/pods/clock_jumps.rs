@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use pod_api::{EndpointHealth, EventKind};
 use wadi_tests::conversation::Conversation;
-use wadi_tests::fio::{Job, Pattern};
+use wadi_tests::fio::{Job, Pattern, Report};
 use wadi_tests::pod::{PodBuilder, Role};
 use wadi_tests::stage::Stage;
 use wadi_tests::waiting::until;
@@ -105,4 +105,18 @@ fn nothing_depends_on_the_time_of_day() {
     conversation.check("while its backend stands still").unwrap();
     stage.pod.wake_up_to_the_end("h2", Role::NetBackend).unwrap();
     conversation.check("after its backend woke up").unwrap();
+
+    // So does the backend of the guest's disk: nobody else could serve that, so nothing is taken from it, and it goes on where it was.
+    let job = Job { disk: "vda".into(), offset_mib: 0, size_mib: 32, pattern, flush_every: 64 };
+    let command = job.command();
+    for [meanwhile, afterwards] in [["-1d", "+40y"], ["+1d", "-60y"]] {
+        let disk = stage.vm.start(&command).unwrap();
+        stage.pod.daemon("h2", Role::BlkBackend).unwrap().freeze().unwrap();
+        stage.pod.set_clock("h2-blk-backend", meanwhile).unwrap();
+        stage.pod.wait_for_health("h2", Role::BlkBackend, EndpointHealth::Silent);
+        stage.pod.set_clock("h2-blk-backend", afterwards).unwrap();
+        stage.pod.daemon("h2", Role::BlkBackend).unwrap().thaw().unwrap();
+        stage.pod.wait_for_health("h2", Role::BlkBackend, EndpointHealth::Joined);
+        Report::parse(&disk.finish(Duration::from_mins(3)).unwrap()).unwrap();
+    }
 }

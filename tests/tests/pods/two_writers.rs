@@ -47,21 +47,30 @@ fn state_of(pod: &Pod, device: &str) -> ReplicaState {
     volume.replicas.iter().find(|it| it.device == device).unwrap().state
 }
 
+/// Every other time the clock that shows the time of day goes back while a storage backend stands still, so that by it no time has passed.
+fn jump_back(pod: &Pod, host: &str, round: u64) {
+    if round % 2 == 1 {
+        pod.set_clock(&format!("{host}-blk-backend"), "-1d").unwrap();
+    }
+}
+
 #[test]
 fn what_a_guest_was_told_has_failed_is_not_written_afterwards() {
     let mut pod = PodBuilder::new()
         .blk_grace_ms(200)
+        .own_clocks()
         .host(HostPlan::new("h1").vms())
         .host(HostPlan::new("h2").ssd("ssd0", "64M"))
         .start()
         .unwrap();
     let instance = create(&pod, "vm1", "vol0", 1);
     let mut guest = DiskGuest::connect(&instance.disks[0].socket);
-    for round in 0..u64::from(rounds()) {
+    for round in 0..2 * u64::from(rounds()) {
         let [first, held, last] = [1, 2, 3].map(|version| 3 * round + version);
         guest.begin_to_write(first);
         assert_eq!(guest.finish(), ALL_DONE);
         pod.daemon("h2", Role::BlkBackend).unwrap().freeze().unwrap();
+        jump_back(&pod, "h2", round);
         guest.begin_to_write(held);
         wait_until_sent(&pod, held);
         // The controller waits for the backend no longer.
@@ -85,6 +94,7 @@ fn what_a_guest_was_told_has_failed_is_not_written_afterwards() {
 fn a_dropped_replica_that_wakes_up_writes_nothing_and_is_brought_in_line() {
     const SSDS: [(&str, &str); 2] = [("h2", "ssd0"), ("h3", "ssd1")];
     let mut pod = PodBuilder::new()
+        .own_clocks()
         .host(HostPlan::new("h1").vms())
         .host(HostPlan::new("h2").ssd("ssd0", "64M"))
         .host(HostPlan::new("h3").ssd("ssd1", "64M"))
@@ -92,7 +102,7 @@ fn a_dropped_replica_that_wakes_up_writes_nothing_and_is_brought_in_line() {
         .unwrap();
     let instance = create(&pod, "vm1", "vol0", 2);
     let mut guest = DiskGuest::connect(&instance.disks[0].socket);
-    for round in 0..2 * rounds() as usize {
+    for round in 0..4 * rounds() as usize {
         let [(host, ssd), (other, _)] = [SSDS[round % 2], SSDS[(round + 1) % 2]];
         let device = format!("{host}/{ssd}");
         let before = guest.newest().to_vec();
@@ -104,6 +114,7 @@ fn a_dropped_replica_that_wakes_up_writes_nothing_and_is_brought_in_line() {
 
         let held = guest.newest().iter().max().unwrap() + 1;
         pod.daemon(host, Role::BlkBackend).unwrap().freeze().unwrap();
+        jump_back(&pod, host, round as u64 / 2);
         guest.begin_to_write(held);
         wait_until_sent(&pod, held);
         until("the replica to be dropped", || {
