@@ -195,17 +195,7 @@ impl<T: Task + 'static> Worker<T> {
     /// Whether to look again at once after the last work was then, instead of sleeping.
     fn polls(&mut self, last_work: Instant) -> bool {
         let waited = last_work.elapsed();
-        if waited < self.config.busy_poll {
-            return true;
-        }
-        if !self.task.awaits() {
-            return false;
-        }
-        let polls = self.patience.polls(waited);
-        if !polls {
-            self.patience.sleeps(last_work);
-        }
-        polls
+        waited < self.config.busy_poll || self.task.awaits() && self.patience.polls(waited, last_work)
     }
 
     /// Hands over messages, and ends the worker when it was stopped or fenced.
