@@ -29,11 +29,20 @@ fn delete(pod: &Pod, host: &str) {
     assert!(pod.api().devices().unwrap().iter().all(|it| !it.name.starts_with(host)));
 }
 
-/// Starts the backend of a host's SSDs anew, with this configuration.
-fn reconfigure(pod: &mut Pod, host: &str, text: &str) {
+/// Starts a backend of a host anew, with this configuration.
+fn reconfigure(pod: &mut Pod, host: &str, role: Role, text: &str) {
     fs::write(pod.config_path(host), text).unwrap();
-    pod.daemon(host, Role::BlkBackend).unwrap().kill().unwrap();
-    pod.start_daemon(host, Role::BlkBackend).unwrap();
+    pod.daemon(host, role).unwrap().kill().unwrap();
+    pod.start_daemon(host, role).unwrap();
+}
+
+/// What a configuration says of its two NICs.
+fn tables_of_nics(text: &str) -> (&str, &str) {
+    const TABLE: &str = "\n[[nic]]";
+    let first = text.find(TABLE).unwrap();
+    let second = first + 1 + text[first + 1..].find(TABLE).unwrap();
+    let end = text.find("\n[[ssd]]").unwrap();
+    (&text[first..second], &text[second..end])
 }
 
 fn wait_until_up(pod: &Pod, host: &str, device: &str) {
@@ -46,6 +55,16 @@ fn move_volume(pod: &Pod, from: &str, to: &str) {
     until("the volume's move", || {
         let volume = pod.api().volume("vol0").unwrap();
         (volume.device == to && volume.replicas.is_empty()).then_some(())
+    });
+}
+
+/// Has the guest use this NIC, if it does not already.
+fn use_nic(pod: &Pod, nic: &str) {
+    until(nic, || {
+        let there = pod.api().instance("vm1").unwrap().nics[0].nic == nic;
+        // It may still be on its way from another one.
+        let _ = there || pod.api().migrate_nic("vm1", "net0", Some(nic)).is_ok();
+        there.then_some(())
     });
 }
 
@@ -81,13 +100,17 @@ fn answers(vm: &PodVm) {
 #[test]
 fn hosts_and_devices_come_and_go_while_a_guest_works() {
     let guest = Guest::ensure(&mut Silent).unwrap();
-    let fourth = HostPlan::new("h4").nic("nic0").ssd("ssd0", "512M");
+    let fourth = HostPlan::new("h4").nic("nic0").nic("nic1").ssd("ssd0", "512M");
     let mut pod = PodBuilder::three_hosts().host(fourth).start().unwrap();
 
     // A host leaves that nothing depends on.
     assert!(pod.api().delete_host("h4").is_err(), "its daemons run");
     power_off(&mut pod, "h4");
     delete(&pod, "h4");
+    // Its second NIC has yet to be built in.
+    let with_both = fs::read_to_string(pod.config_path("h4")).unwrap();
+    let (nic0, nic1) = tables_of_nics(&with_both);
+    fs::write(pod.config_path("h4"), with_both.replacen(nic1, "", 1)).unwrap();
 
     let instance = pod.create_instance("vm1", "h1", &[("vol0", 96 << 20, Some("h2/ssd0"))]).unwrap();
     assert_eq!(instance.nics[0].nic, "h2/nic0");
@@ -138,7 +161,7 @@ fn hosts_and_devices_come_and_go_while_a_guest_works() {
             image.display()
         )
         .unwrap();
-        reconfigure(&mut pod, "h4", &with_more);
+        reconfigure(&mut pod, "h4", Role::BlkBackend, &with_more);
         wait_until_up(&pod, "h4", "ssd1");
         wait_until_up(&pod, "h4", "ssd0");
 
@@ -151,9 +174,27 @@ fn hosts_and_devices_come_and_go_while_a_guest_works() {
         let ssd0 = before.find("\n[[ssd]]").unwrap();
         let without = with_more.replacen(&before[ssd0..], "", 1);
         assert!(without.contains("ssd1") && !without.contains("ssd0"), "{without}");
-        reconfigure(&mut pod, "h4", &without);
+        reconfigure(&mut pod, "h4", Role::BlkBackend, &without);
         until("the SSD to be gone", || pod.api().device("h4", "ssd0").is_err().then_some(()));
         wait_until_up(&pod, "h4", "ssd1");
+        answers(&vm);
+
+        // So are NICs: one is built in, and the one that was there is taken out while it is in use.
+        assert!(pod.api().device("h4", "nic1").is_err());
+        let now = fs::read_to_string(pod.config_path("h4")).unwrap();
+        let with_another = now.replacen(nic0, &format!("{nic0}{nic1}"), 1);
+        reconfigure(&mut pod, "h4", Role::NetBackend, &with_another);
+        wait_until_up(&pod, "h4", "nic1");
+        wait_until_up(&pod, "h4", "nic0");
+        use_nic(&pod, "h4/nic0");
+        answers(&vm);
+        reconfigure(&mut pod, "h4", Role::NetBackend, &now.replacen(nic0, nic1, 1));
+        // It would be missed as where the guest belongs, until somebody says that it will not come back.
+        until("the NIC to be gone", || pod.api().delete_device("h4", "nic0", false).ok());
+        assert!(pod.api().device("h4", "nic0").is_err());
+        wait_until_up(&pod, "h4", "nic1");
+        answers(&vm);
+        use_nic(&pod, "h4/nic1");
         answers(&vm);
 
         is_over.store(true, Ordering::Relaxed);
