@@ -188,15 +188,15 @@ pub enum Command {
         columns: u8,
         /// How many bytes lie on one before the next has its turn.
         stripe_bytes: u64,
-        /// With which others it is to lie, or not to lie.
-        #[serde(default, skip_serializing_if = "Groups::is_empty")]
-        groups: Groups,
         /// How many requests per second it is to be sure of, on all of them together.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         minimum_iops: Option<u64>,
         /// How many bytes per second it is to be sure of, on all of them together.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         minimum_bytes_per_second: Option<u64>,
+        /// With which others it is to lie, or not to lie.
+        #[serde(default, skip_serializing_if = "Groups::is_empty")]
+        groups: Groups,
     },
     /// A frontend says that a replica missed something.
     ReplicaFailed {
