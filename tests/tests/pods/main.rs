@@ -28,6 +28,7 @@ mod host_clocks;
 mod hotplug;
 mod idle;
 mod kills;
+mod larger_disks;
 mod libvirt;
 mod link;
 mod listening;
