@@ -5,6 +5,7 @@
 pub mod announcements;
 pub mod arrivals;
 pub mod bare_vm;
+pub mod boards;
 pub mod conversation;
 pub mod counting_vm;
 pub mod disk_guest;

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use guest_images::{Guest, Silent};
 use pod_api::{Fabric, Mchannel, MchannelSpec};
+use wadi_tests::boards::{Boards, Judged};
 use wadi_tests::iperf;
 use wadi_tests::pod::{CLIENT_ADDRESS, HostPlan, Pod, PodBuilder, PodVm, VmShape};
 use wadi_tests::steady::{converge, judge, near};
@@ -14,6 +15,9 @@ use wadi_tests::waiting::wait_for;
 /// What the path carries, in bytes/s: little, so that emulated guests want more than it.
 const CAPACITY: u64 = 20_000_000;
 const CARRIES: f64 = 20_000_000.0;
+/// T_W and K.
+const WINDOW_US: u32 = 10_000;
+const SAMPLE_US: u32 = 50_000;
 const SMALL: VmShape = VmShape { memory_mib: 256, cpus: 1 };
 const VOLUME_BYTES: u64 = 64 << 20;
 /// Instance, host, weight, address.
@@ -50,17 +54,17 @@ fn mchannels(pod: &Pod) -> [Mchannel; 3] {
 
 /// What each moved in a window, in bytes/s.
 fn look(pod: &Pod) -> Vec<f64> {
-    look_for(pod, WINDOW)
+    look_while(pod, || thread::sleep(WINDOW)).0
 }
 
-/// What each moved in a while, in bytes/s.
-fn look_for(pod: &Pod, time: Duration) -> Vec<f64> {
+/// What each moved while something else was done, in bytes/s, and what came of that.
+fn look_while<T>(pod: &Pod, something: impl FnOnce() -> T) -> (Vec<f64>, T) {
     let (before, began) = (mchannels(pod), Instant::now());
-    thread::sleep(time);
+    let outcome = something();
     let (after, seconds) = (mchannels(pod), began.elapsed().as_secs_f64());
     #[allow(clippy::cast_precision_loss)]
     let rate = |bytes: u64| bytes as f64 / seconds;
-    before.iter().zip(&after).map(|(before, after)| rate(after.bytes - before.bytes)).collect()
+    (before.iter().zip(&after).map(|(before, after)| rate(after.bytes - before.bytes)).collect(), outcome)
 }
 
 /// For how long each was held back, in ms.
@@ -84,7 +88,7 @@ fn fio_and_iperf3_of_three_guests_share_a_path() {
         .start()
         .unwrap();
     let elements = [("pool".to_owned(), CAPACITY)].into();
-    let fabric = Fabric { window_us: 10_000, sample_us: 50_000, elements, ..Fabric::default() };
+    let fabric = Fabric { window_us: WINDOW_US, sample_us: SAMPLE_US, elements, ..Fabric::default() };
     pod.api().set_fabric(&fabric).unwrap();
     let instances = VMS.map(|(name, host, weight, _)| {
         let volume = format!("{name}-disk");
@@ -144,14 +148,53 @@ fn fio_and_iperf3_of_three_guests_share_a_path() {
     wait_for("fio to end", || hungry.outcome().is_some());
     let cheat = vms[0].start(CHEAT).unwrap();
     let shares = [1.0, 3.0, 1.0].map(|weight| CARRIES * weight / 5.0);
-    let rates = look_for(&pod, CHEATED);
+    let boards = Boards::find(&pod.pool_path()).unwrap();
+    let watch = || boards.watch(CHEATED, f64::from(WINDOW_US), f64::from(SAMPLE_US)).unwrap();
+    let (rates, judged) = look_while(&pod, watch);
     eprintln!("with a cheat: {rates:.0?}");
     assert!(rates[0] > 0.2 * shares[0], "who cheats moves something: {rates:?}");
     assert!(rates[0] <= 1.05 * shares[0], "a cheat gains: {rates:?}");
     let mut honest_ones = rates[1..].iter().zip(&shares[1..]);
     assert!(honest_ones.all(|(rate, share)| *rate >= 0.95 * share), "a cheat takes from others: {rates:?}");
+    no_k_has_more_than_the_bound_allows(&judged);
     for job in [&honest, &stream, &cheat] {
         assert!(job.outcome().is_none(), "it has ended: {:?}", job.outcome());
     }
+    cheat.signal("KILL").unwrap();
+    drop(cheat);
+    // The last one ends within its second.
+    wait_for("the cheat to end", || !vms[0].run("pidof fio", Duration::from_secs(10)).unwrap().success());
+
+    // What is said of tenants, of paths and of capacity holds soon, for guests that go on. Each of two tenants has a half: one of them is vm2's alone, whatever its weight.
+    let hungry = vms[0].start(HUNGRY_DISK).unwrap();
+    let becomes = |what: &str, shares: [f64; 3]| {
+        converge(
+            what,
+            PATIENCE,
+            || look(&pod),
+            |rates| rates.iter().zip(shares).all(|(rate, share)| near(*rate, share)),
+        );
+    };
+    pod.podctl(&["mchannel", "fabric", "--tenant", "red=1"]).unwrap();
+    pod.podctl(&["mchannel", "set", "vm2", "--weight", "3", "--tenant", "red", "--path", "pool"]).unwrap();
+    becomes("vm2 belongs to another tenant", [0.25, 0.5, 0.25].map(|part| part * CARRIES));
+    // The stream also has to pass through what carries less than its share; its tenant's other guest has what it leaves.
+    pod.podctl(&["mchannel", "fabric", "--element", "pool=16000000", "--element", "port=2000000"]).unwrap();
+    pod.podctl(&["mchannel", "set", "vm3", "--weight", "1", "--path", "port,pool"]).unwrap();
+    becomes("less is there, and vm3 takes another path", [6e6, 8e6, 2e6]);
+    for job in [&hungry, &honest, &stream] {
+        assert!(job.outcome().is_none(), "it has ended: {:?}", job.outcome());
+    }
     drop(server);
+}
+
+/// §4.5, by what the frontends counted in each K of theirs: w·α·K·(1 + 2·T_W/K).
+fn no_k_has_more_than_the_bound_allows(judged: &[Judged]) {
+    let part = |it: &Judged| it.counted.rate / it.most;
+    let most = judged.iter().max_by(|a, b| part(a).total_cmp(&part(b)));
+    let most = most.expect("frontends publish every K");
+    eprintln!("{} K of frontends; the nearest to its bound: {most:.3?}", judged.len());
+    let expected = 3 * CHEATED.as_micros() / u128::from(SAMPLE_US);
+    assert!(judged.len() as u128 > expected / 2, "only {} K of {expected} were seen", judged.len());
+    assert!(part(most) <= 1.0, "a K has more than the bound allows: {most:?}");
 }
