@@ -38,7 +38,10 @@ impl State {
                 if (minimum_iops.is_some() || minimum_bytes_per_second.is_some())
                     && minor < Protocol::RESERVES_STRIPED =>
             {
-                Err(not_yet("striped volumes reserve something when they are made", Protocol::RESERVES_STRIPED))
+                Err(not_yet(
+                    "striped volumes reserve something when they are made",
+                    Protocol::RESERVES_STRIPED,
+                ))
             }
             Command::ChangeVolume { read_only: Some(true), .. } if minor < Protocol::PROTECTS_VOLUMES => {
                 Err(not_yet("volumes are read only", Protocol::PROTECTS_VOLUMES))
