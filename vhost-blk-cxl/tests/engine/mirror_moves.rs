@@ -10,12 +10,14 @@ fn rounds() -> u64 {
     std::env::var("WADI_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(1).max(1)
 }
 
-/// The guest stops here and goes on there; the VMM there starts the queues before the lease is handed over, or after.
-fn move_guest(pod: &mut MirrorPod, driver: &mut Driver, eager: bool) {
+/// The guest stops here and goes on there; the VMM there starts the queues before the lease is handed over, or after. In between, when
+/// what it wrote is flushed, something happens.
+fn move_guest(pod: &mut MirrorPod, driver: &mut Driver, eager: bool, between: impl FnOnce(&MirrorPod)) {
     // All that it asked for was answered.
     for index in 0..2 {
         driver.guest.stop_ring(index);
     }
+    between(pod);
     driver.guest.disconnect();
     let socket = pod.incoming_socket();
     driver.guest.negotiate(&socket, ALL_FEATURES);
@@ -62,11 +64,10 @@ fn run(seed: u64) -> (u64, u64) {
         }
         pod.controls.iter().for_each(|control| control.hold(false));
         pod.until_idle(&mut history);
-        // What is copied when the guest goes is late.
+        // What is copied when the guest is on its way is late.
         let slow = history.below(count as u64) as usize;
-        pod.controls[slow].hold(true);
         let eager = history.below(2) == 0;
-        move_guest(&mut pod, &mut history.driver, eager);
+        move_guest(&mut pod, &mut history.driver, eager, |pod| pod.controls[slow].hold(true));
         history.work(4);
         history.collect();
         pod.controls[slow].hold(false);
@@ -109,7 +110,7 @@ fn what_replicas_differ_in_when_the_guest_arrives_is_read_the_same_by_all() {
     thread::sleep(QUIET);
     let after = pod.controls.iter().map(|control| control.log().len()).collect::<Vec<_>>();
     assert_eq!(before, after, "the guest is not there yet");
-    move_guest(&mut pod, &mut driver, true);
+    move_guest(&mut pod, &mut driver, true, |_| ());
     let read = driver.read_sectors(8, 4096);
     assert_eq!(pod.controls[1].bytes(VOLUME_START + 4096, 4096), read, "what was read must stay");
     pod.kill(0, || false);
@@ -128,7 +129,7 @@ fn a_replica_that_is_dropped_while_the_guest_is_on_its_way_is_not_read() {
     pod.kill(0, || false);
     pod.notice(0);
     assert_eq!(driver.write_sectors(8, &pattern(2, 4096)), OK);
-    move_guest(&mut pod, &mut driver, false);
+    move_guest(&mut pod, &mut driver, false, |_| ());
     assert_eq!(driver.read_sectors(8, 4096), pattern(2, 4096));
     pod.revive(0);
     pod.in_line();
