@@ -49,6 +49,7 @@ mod qemu_args;
 mod queue_pairs;
 mod refusals;
 mod replicas;
+mod segmentation;
 mod slicing;
 mod slicing_cgroup2;
 mod slicing_hotplug;
