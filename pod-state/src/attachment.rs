@@ -9,6 +9,7 @@ use super::{Effect, Lease, State};
 
 /// What a frontend says of the VMM at a lease's socket.
 #[derive(Clone, Copy, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(super) struct Attached {
     pub(super) connected: bool,
     pub(super) running: bool,

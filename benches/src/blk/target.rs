@@ -17,7 +17,7 @@ use crate::cores::{self, Cores};
 enum Serving {
     /// With the other program, if that is its SSD: the last one to go.
     Ours {
-        ours: Ours,
+        ours: Box<Ours>,
         _behind: Option<Rival>,
     },
     Rival(Rival),
@@ -63,7 +63,7 @@ impl Target {
                 if let Some(per_second) = limit {
                     ours.limit_last(per_second)?;
                 }
-                Serving::Ours { ours, _behind: behind }
+                Serving::Ours { ours: Box::new(ours), _behind: behind }
             }
             (Server::Plain, _) => {
                 cores::pin(cores.receiver)?;

@@ -217,8 +217,8 @@ fn a_request_that_cannot_be_answered_breaks_its_ring_and_no_other() {
     ];
     let (mut pod, control) = pod(17);
     let mut driver = Driver::connected(&pod);
-    let mut answered = 0;
-    for (broken, (what, offer)) in (1..).zip(cases) {
+    for (answered, (what, offer)) in (0_u16..).zip(cases) {
+        let broken = u64::from(answered) + 1;
         offer(&mut driver);
         eventually(|| pod.frontend_lease().drops.get("broken-rings") == Some(&broken));
         // Nothing behind it is served, and the other ring is.
@@ -226,14 +226,13 @@ fn a_request_that_cannot_be_answered_breaks_its_ring_and_no_other() {
         assert_eq!(driver.write_sectors(broken, &pattern(broken, 512)), OK, "{what}");
         assert_eq!(driver.read_sectors(broken, 512), pattern(broken, 512), "{what}");
         assert!(driver.guest.used(1).is_none(), "{what}");
-        assert_eq!(driver.guest.stop_ring(1), answered, "{what}: it is in its ring");
+        assert_eq!(driver.guest.stop_ring(1), u32::from(answered), "{what}: it is in its ring");
         // The driver resets the ring, and it works again.
         let memory = driver.guest.memory().clone();
-        driver.guest.ring(1).set_available_index(&memory, answered as u16);
+        driver.guest.ring(1).set_available_index(&memory, answered);
         driver.guest.start_rings();
         let head = driver.offer(1, 1, T_FLUSH, 0, 0);
         assert_eq!(driver.answer(1, 1, head), (OK, 1), "{what}");
-        answered += 1;
     }
     let behind = VOLUME_START + BEHIND * SECTOR;
     assert!(!control.log().iter().any(|it| it.operation.writes() && it.offset_bytes == behind));

@@ -409,7 +409,7 @@ fn follow(client: &Client, events: &Events, format: Output, out: Out<'_>) -> Res
     }
     out.flush()?;
     let mut stream = client.follow_events_with(seen, &fields)?;
-    while let Some(event) = stream.next() {
+    for event in stream.by_ref() {
         writeln!(out, "{}", output::event_line(&event?, format)?)?;
         out.flush()?;
     }
