@@ -35,9 +35,16 @@ const PAGE_LINES: u64 = 64;
 pub(super) const POOL_BYTES: u64 = 128 << 20;
 /// Of a disk with a limit: what it did not use of it is gone after this.
 const BURST_MS: u32 = 1;
-/// The daemons' default.
-pub(super) const BUSY_POLL: Duration = Duration::from_micros(50);
-pub(super) const POLL_IN_FLIGHT: Duration = Duration::from_micros(200);
+/// As daemons have their workers by default.
+pub(super) fn worker() -> WorkerConfig {
+    WorkerConfig {
+        wakeup: Wakeup::Socket,
+        busy_poll: Duration::from_micros(50),
+        poll_in_flight: Duration::from_micros(200),
+        cpu: None,
+        fence: None,
+    }
+}
 
 pub(super) struct Ours {
     // The frontend first: it lets go of its rings.
@@ -96,13 +103,6 @@ impl Ours {
         run.prepare()?;
         let ends = [endpoint(1, Role::BlkFrontend), endpoint(2, Role::BlkBackend)];
         let bell = |end| DoorbellListener::bind(&run.data_doorbell(end));
-        let worker = || WorkerConfig {
-            wakeup: Wakeup::Socket,
-            busy_poll: BUSY_POLL,
-            poll_in_flight: POLL_IN_FLIGHT,
-            cpu: None,
-            fence: None,
-        };
         // Threads begin where their parent is: the backend gets a core, the frontend shares the driver's.
         let ssds = vec![OpenedSsd::new("ssd0", ssd::open(config, pool, None)?)];
         cores::pin(cores.sender)?;

@@ -15,13 +15,11 @@ use comfy_table::{CellAlignment, Table, presets};
 use cxl_channel::RingPlacement;
 use cxl_channel::doorbell::DoorbellListener;
 use cxl_pool::{CoherenceMode, CreateOptions, Generation, Pool, Role};
-use pod_protocol::config::Wakeup;
 use pod_protocol::endpoint::Handler;
 use pod_protocol::ids::{ChannelId, LeaseGeneration, PlaceNumber};
 use pod_protocol::objects::{ChannelObject, Engine, Object, ReplicaObject, Route, TableObject, VolumeObject};
 use pod_protocol::run_directory::RunDirectory;
 use pod_protocol::volume_table::{MirrorEntry, VolumeEntry, VolumeTable};
-use pod_protocol::worker::WorkerConfig;
 use tempfile::TempDir;
 use vhost_blk_cxl::backend::{Backend, OpenedSsd};
 use vhost_blk_cxl::frontend::Frontend;
@@ -30,7 +28,7 @@ use wadi_tests::runner::memory_tempdir;
 
 use super::Job;
 use super::load::{Load, Measured, Waiting, anonymous_ram};
-use super::ours::{BUSY_POLL, POLL_IN_FLIGHT, POOL_BYTES, SLOTS, data_area, endpoint, objects};
+use super::ours::{POOL_BYTES, SLOTS, data_area, endpoint, objects, worker};
 use super::paced::PacedSsd;
 use crate::cores::{self, Cores};
 use crate::report::{Figure, Goal, median};
@@ -190,13 +188,6 @@ impl Served {
         let run = RunDirectory::new(directory.path());
         run.prepare()?;
         let bell = |end| DoorbellListener::bind(&run.data_doorbell(end));
-        let worker = || WorkerConfig {
-            wakeup: Wakeup::Socket,
-            busy_poll: BUSY_POLL,
-            poll_in_flight: POLL_IN_FLIGHT,
-            cpu: None,
-            fence: None,
-        };
         let front = endpoint(1, Role::BlkFrontend);
         // Threads begin where their parent is: the backends share a core, the frontend shares the driver's.
         cores::pin(cores.receiver)?;

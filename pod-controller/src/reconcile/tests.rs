@@ -187,17 +187,17 @@ fn frontend_hears_of_a_failover_together_with_the_backend_that_stood_by() {
     assert_eq!(ports.count(), 1);
 }
 
+/// The instance's NIC moves to the one of this backend, in order.
+fn migrate(to: EndpointId) -> state::Command {
+    state::Command::MigrateNic { instance: "vm1".to_owned(), device: "net0".to_owned(), to: Some(nic_of(to)) }
+}
+
 #[test]
 fn frontend_waits_for_the_backend_where_a_lease_moves_in_order() {
     let (mut state, now) = (state_with_backup(), Instant::now());
     let mut bench = settled(&state, now);
     let start = bench.sent.len();
-    let moves = state::Command::MigrateNic {
-        instance: "vm1".to_owned(),
-        device: "net0".to_owned(),
-        to: Some(nic_of(BACKUP)),
-    };
-    state.apply(&moves).expect("it is there");
+    state.apply(&migrate(BACKUP)).expect("it is there");
     bench.pump(&state, now);
     let told = bench.since(start);
     assert!(
@@ -210,11 +210,6 @@ fn frontend_waits_for_the_backend_where_a_lease_moves_in_order() {
 
 #[test]
 fn a_nic_is_left_once_the_one_serves_that_a_lease_moves_to() {
-    let migrate = |to| state::Command::MigrateNic {
-        instance: "vm1".to_owned(),
-        device: "net0".to_owned(),
-        to: Some(nic_of(to)),
-    };
     // There and back: whichever of the two backends is told first otherwise.
     let (mut state, now) = (state_with_backup(), Instant::now());
     let mut bench = settled(&state, now);
@@ -242,12 +237,7 @@ fn a_nic_is_left_at_once_where_the_one_that_a_lease_moves_to_is_away() {
     let mut bench = settled(&state, now);
     bench.reconciler.disconnected(BACKUP);
     let start = bench.sent.len();
-    let moves = state::Command::MigrateNic {
-        instance: "vm1".to_owned(),
-        device: "net0".to_owned(),
-        to: Some(nic_of(BACKUP)),
-    };
-    state.apply(&moves).expect("it is there");
+    state.apply(&migrate(BACKUP)).expect("it is there");
     bench.pump(&state, now);
     assert!(bench.since(start).iter().any(|(to, _)| *to == BACKEND), "{:?}", bench.since(start));
 }
