@@ -150,8 +150,8 @@ impl<Ticket: Copy + Ord> Reconciler<Ticket> {
         changing: &mut Option<BTreeSet<LeaseId>>,
     ) -> BTreeSet<ObjectId> {
         let missing = self.remotes.get(&endpoint).into_iter().flat_map(Remote::missing);
-        let held = missing.filter(|(_, object)| {
-            let new = lease_served(object).filter(|_| self.is_first_to_serve(endpoint, object));
+        let held = missing.filter(|(id, object)| {
+            let new = lease_served(object).filter(|_| self.is_first_to_serve(endpoint, id));
             let waits_for_others =
                 new.is_some_and(|it| changing.get_or_insert_with(|| self.changing(state)).contains(&it));
             waits_for_others || self.must_wait(state, object) && !self.takes_over(endpoint, object)
@@ -159,13 +159,16 @@ impl<Ticket: Copy + Ord> Reconciler<Ticket> {
         held.map(|(id, _)| id.clone()).collect()
     }
 
-    /// What a backend must not be told yet: that a lease leaves one of its NICs, as long as the NIC that it moves to may not serve it. Whoever
-    /// hears first would decide otherwise whether the instance gets the broadcast and multicast frames of that moment: twice, of which its
+    /// What a backend must not be told yet: that a lease leaves one of its NICs, as long as what it moves to may not serve it. Whoever hears
+    /// first would decide otherwise whether the instance gets the broadcast and multicast frames of that moment: twice, of which its
     /// frontend drops one, or not at all.
     fn still_needed(&self, state: &State, endpoint: EndpointId) -> BTreeSet<ObjectId> {
         let missing = self.remotes.get(&endpoint).into_iter().flat_map(Remote::missing);
         let left = missing.filter_map(|(id, object)| Some((id, lease_left(object)?)));
-        left.filter(|(_, lease)| self.is_yet_to_be_served(state, *lease)).map(|(id, _)| id.clone()).collect()
+        let needed = left.filter(|(_, lease)| {
+            self.is_yet_to_be_served(state, *lease) || self.is_yet_to_be_received(state, *lease)
+        });
+        needed.map(|(id, _)| id.clone()).collect()
     }
 
     /// Notes what became of a command.
@@ -188,6 +191,18 @@ impl<Ticket: Copy + Ord> Reconciler<Ticket> {
     /// Whether a backend that is to serve a lease is there and is being told.
     fn is_yet_to_be_served(&self, state: &State, lease: LeaseId) -> bool {
         state.services(lease).iter().any(|(backend, id)| self.is_being_told(state, *backend, id))
+    }
+
+    /// Whether the frontend that serves a NIC's lease is there and is being told of a change of it. Of a channel that is new with that,
+    /// nothing comes out before it has heard: the backend at its other end drops what it would send.
+    ///
+    /// One that does not serve it yet may itself wait until others have left it, and nobody awaits frames there.
+    fn is_yet_to_be_received(&self, state: &State, lease: LeaseId) -> bool {
+        let frontend = state.leases.get(&lease).and_then(|lease| state.frontend_of(lease));
+        let port = ObjectId::Port(lease);
+        frontend.is_some_and(|frontend| {
+            !self.is_first_to_serve(frontend, &port) && self.is_being_told(state, frontend, &port)
+        })
     }
 
     /// Whether a frontend is to go on over the NIC that stood by, since the one in use is lost. Each round trip until it hears of that is one
@@ -220,8 +235,8 @@ impl<Ticket: Copy + Ord> Reconciler<Ticket> {
 
     /// Whether a frontend would serve a lease that it does not serve yet, as far as is known. It may not be the only one
     /// that thinks so.
-    fn is_first_to_serve(&self, frontend: EndpointId, object: &Object) -> bool {
-        let known = self.remotes.get(&frontend).and_then(|remote| remote.told.get(&object.id()));
+    fn is_first_to_serve(&self, frontend: EndpointId, id: &ObjectId) -> bool {
+        let known = self.remotes.get(&frontend).and_then(|remote| remote.told.get(id));
         match known.map(|known| &known.object) {
             Some(Object::Port(port)) => port.incoming,
             Some(Object::Disk(disk)) => disk.incoming,
@@ -229,12 +244,12 @@ impl<Ticket: Copy + Ord> Reconciler<Ticket> {
         }
     }
 
-    fn is_being_told(&self, state: &State, backend: EndpointId, id: &ObjectId) -> bool {
-        if state.endpoints.get(&backend).is_some_and(|known| known.presence == Presence::Silent) {
+    fn is_being_told(&self, state: &State, endpoint: EndpointId, id: &ObjectId) -> bool {
+        if state.endpoints.get(&endpoint).is_some_and(|known| known.presence == Presence::Silent) {
             // It hears nothing, and a VMM that reconnects does not wait for ever.
             return false;
         }
-        let Some(remote) = self.remotes.get(&backend) else { return false };
+        let Some(remote) = self.remotes.get(&endpoint) else { return false };
         let Some(object) = remote.wanted.as_ref().and_then(|wanted| wanted.get(id)) else { return false };
         match remote.told.get(id) {
             Some(known) => known.object != *object || known.is_sent(),

@@ -209,7 +209,7 @@ fn frontend_waits_for_the_backend_where_a_lease_moves_in_order() {
 }
 
 #[test]
-fn a_nic_is_left_once_the_one_serves_that_a_lease_moves_to() {
+fn a_nic_is_left_once_a_lease_is_served_where_it_moves_to() {
     // There and back: whichever of the two backends is told first otherwise.
     let (mut state, now) = (state_with_backup(), Instant::now());
     let mut bench = settled(&state, now);
@@ -221,8 +221,12 @@ fn a_nic_is_left_once_the_one_serves_that_a_lease_moves_to() {
         assert_eq!(bench.since(start), [registration(new)], "nobody else until it has answered");
         bench.reconciler.answered(new, start, Ok(()), now);
         bench.pump(&state, now);
-        assert_eq!(bench.since(start)[1], registration(old));
-        bench.answered = start + 1;
+        let port = (FRONTEND, "apply port of lease-1".to_owned());
+        assert_eq!(bench.since(start + 1), [port], "nobody else until that has answered");
+        bench.reconciler.answered(FRONTEND, start + 1, Ok(()), now);
+        bench.pump(&state, now);
+        assert_eq!(bench.since(start + 2), [registration(old)]);
+        bench.answered = start + 2;
         bench.answer_all(&state, now);
         let (lease, generation) = state.drains().next().expect("it drains");
         state.apply(&state::Command::DrainExpired { lease, generation }).expect("it does");
@@ -239,7 +243,32 @@ fn a_nic_is_left_at_once_where_the_one_that_a_lease_moves_to_is_away() {
     let start = bench.sent.len();
     state.apply(&migrate(BACKUP)).expect("it is there");
     bench.pump(&state, now);
+    let frontend = bench.since(start).iter().position(|it| *it == (FRONTEND, "apply port of lease-1".to_owned()));
+    bench.reconciler.answered(FRONTEND, start + frontend.expect("it is told"), Ok(()), now);
+    bench.pump(&state, now);
     assert!(bench.since(start).iter().any(|(to, _)| *to == BACKEND), "{:?}", bench.since(start));
+}
+
+#[test]
+fn a_nic_is_left_at_once_where_the_frontend_is_away_or_has_yet_to_serve() {
+    for begins_anew in [false, true] {
+        let (mut state, now) = (state_with_backup(), Instant::now());
+        let mut bench = settled(&state, now);
+        bench.reconciler.disconnected(FRONTEND);
+        let start = bench.sent.len();
+        state.apply(&migrate(BACKUP)).expect("it is there");
+        if begins_anew {
+            // It waits for the NIC to be left itself: another frontend may have served the lease meanwhile.
+            bench.reconciler.connected(FRONTEND);
+        }
+        bench.pump(&state, now);
+        bench.answered = start;
+        bench.answer_all(&state, now);
+        let told = bench.since(start);
+        assert!(told.iter().any(|(to, what)| *to == BACKEND && what.contains("registration")), "{told:?}");
+        let ports = told.iter().filter(|it| **it == (FRONTEND, "apply port of lease-1".to_owned()));
+        assert_eq!(ports.count(), usize::from(begins_anew));
+    }
 }
 
 #[test]

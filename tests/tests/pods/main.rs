@@ -39,6 +39,7 @@ mod mirror;
 mod moves;
 mod neighbours;
 mod net_rails;
+mod nic_moves;
 mod nic_orders;
 mod nics;
 mod packaging;

@@ -13,15 +13,27 @@ use super::share::{Free, Reach};
 use crate::counters::{DropReason, FrameFault};
 use crate::ethernet::Addresses;
 use crate::message::{NetMessage, Opcode, Run};
-use crate::nic::{Batch, Piece};
+use crate::nic::{BATCH_FRAMES, Batch, Piece};
 use crate::vnet_header::{HEADER_BYTES, HEADER_BYTES_U32, VnetHeader};
 
 /// The part of a channel's room, and of a NIC's receive buffers, that is kept for those who have had less than they are
 /// promised: one in so many.
 const KEPT_PART: u32 = 4;
 const FRONT_BYTES: usize = HEADER_BYTES + Addresses::BYTES;
+/// So often a NIC is asked at most for what it has received by now. It may receive for ever, but has no more than this waiting.
+const BATCHES_WAITING: usize = 4096 / BATCH_FRAMES;
 
 impl<M: Memory> Backend<M> {
+    /// Takes all that a NIC has received by now, before it is changed who gets that.
+    pub(super) fn serve_nic_so_far(&mut self, place: usize) {
+        self.now = None;
+        for _ in 0..BATCHES_WAITING {
+            if !self.serve_nic(place) {
+                break;
+            }
+        }
+    }
+
     /// Takes what a NIC received. Returns whether that was anything.
     pub(super) fn serve_nic(&mut self, place: usize) -> bool {
         if self.ports[place].failed || !self.may_act() {

@@ -133,10 +133,16 @@ impl<M: Memory> Backend<M> {
             return Err(format!("the guest memory of {lease} lies outside of the pool"));
         }
         let numbers = self.numbers_of(lease);
-        let port = &mut self.ports[place];
         let known = self.leases.get(&lease).and_then(|all| all.iter().find(|(port, _)| *port == place));
-        let index = if let Some((_, index)) = known {
-            *index
+        let known = known.map(|(_, index)| *index);
+        if object.state == RegistrationState::Draining && known.is_some_and(|it| self.is_active(place, it)) {
+            // It may lie there from before the NIC that the lease moves to began to serve it, and flooded frames come from that one only
+            // from here on.
+            self.serve_nic_so_far(place);
+        }
+        let port = &mut self.ports[place];
+        let index = if let Some(index) = known {
+            index
         } else {
             let free = port.registrations.iter().position(Option::is_none);
             let free = free.unwrap_or(port.registrations.len());
@@ -186,6 +192,11 @@ impl<M: Memory> Backend<M> {
         self.look_at_promises();
         self.agree_on_offloads();
         Ok(())
+    }
+
+    fn is_active(&self, place: usize, index: RegistrationIndex) -> bool {
+        let registration = self.ports[place].registrations[index.get()].as_ref();
+        registration.is_some_and(|it| it.object.state == RegistrationState::Active)
     }
 
     fn unregister(&mut self, lease: LeaseId, nic: &str) {

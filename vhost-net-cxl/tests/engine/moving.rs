@@ -4,7 +4,7 @@ use pod_protocol::objects::RegistrationState;
 
 use crate::echo::{BUFFER_BYTES, QUEUE_SIZE, frame};
 use crate::failover::Move;
-use crate::pod::{mac, route};
+use crate::pod::{Turn, mac, route};
 use RegistrationState::{Active, Draining, Standby};
 
 impl Move {
@@ -98,6 +98,29 @@ fn a_flooded_frame_arrives_once_throughout_a_move() {
             );
         }
     }
+}
+
+#[test]
+fn a_flooded_frame_that_the_new_nic_was_too_early_for_comes_over_the_old_one_however_late_that_looks() {
+    let mut moving = Move::new(0);
+    moving.guest.post(QUEUE_SIZE, BUFFER_BYTES);
+    // More than a NIC is asked for at once, most of it for somebody else.
+    for number in 100..300 {
+        let mut frame = unicast(number);
+        frame[..6].copy_from_slice(&mac(8).bytes());
+        moving.arrive(0, &frame);
+    }
+    let numbers: Vec<u32> = (0..16).collect();
+    for nic in [0, 1] {
+        numbers.iter().for_each(|it| moving.arrive(nic, &broadcast(*it)));
+    }
+    // It only stands by yet. The other one's backend does not get to look until it is told of the move.
+    while moving.backends[1].turn_once() {}
+    for whom in [Told::NewNic, Told::Frontend, Told::OldNic] {
+        tell(&mut moving, whom);
+    }
+    moving.settle();
+    assert_eq!(moving.heard(), numbers);
 }
 
 #[test]
