@@ -115,7 +115,8 @@ impl Register {
         &self,
         replica: ReplicaId,
     ) -> Result<Result<BTreeSet<LogOwner>, Dismissal>, String> {
-        let before = self.voters();
+        // Whoever was to go by a change that was not ended goes: a log that is lost would stay for good beside that which took its place.
+        let before = self.agreed_voters();
         let mut after = before.clone();
         after.retain(|voter| self.replica_of(*voter) != Some(replica));
         if after.len() == before.len() {
