@@ -12,10 +12,12 @@ mod happening;
 mod holders;
 mod kinds;
 mod lines;
+pub(crate) mod loads;
 pub(crate) mod physical;
 mod pod;
 pub(crate) mod port;
 pub(crate) mod random;
+pub(crate) mod relief;
 mod seen;
 mod tests;
 mod wishes;
@@ -40,4 +42,8 @@ enum Broken {
     DeafToSilence,
     /// A lease that changes hands keeps its generation.
     KeepsGenerations,
+    /// It moves whatever may move, as often as it likes.
+    MovesTooMuch,
+    /// It does not know what the one before it has moved.
+    ForgetsWhatMoved,
 }

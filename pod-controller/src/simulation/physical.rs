@@ -22,6 +22,7 @@ use super::daemon::{Daemon, Fences, Mail, areas_of, lease_of};
 use super::faults::ROLES;
 use super::happening::Happening;
 use super::lines::Lines;
+use super::loads::Loads;
 use super::port::Event;
 use super::random::Random;
 pub(crate) use super::seen::Seen;
@@ -77,6 +78,8 @@ pub(crate) struct Physical {
     pub(crate) knows_holders: bool,
     /// What becomes of the lines of regions, unless there are too many.
     pub(crate) lines: Option<Lines>,
+    /// What guests have devices do, if daemons tell it.
+    pub(crate) loads: Option<Loads>,
     /// Who has something of a lease.
     pub(super) users: BTreeMap<LeaseId, BTreeSet<EndpointId>>,
     /// Since when links are down.
@@ -114,6 +117,7 @@ impl Physical {
             caches: Caches::default(),
             knows_holders: true,
             lines: None,
+            loads: None,
             users: BTreeMap::new(),
             down: BTreeMap::new(),
             doublings_max,
@@ -150,6 +154,9 @@ impl Physical {
 
     /// Everything is mended, and everybody is there.
     pub(crate) fn calm_down(&mut self) {
+        if let Some(loads) = &mut self.loads {
+            loads.settle(self.now_us);
+        }
         let ids: Vec<EndpointId> = self.daemons.keys().copied().collect();
         for id in ids {
             self.schedule(0, Happening::Starts(id));

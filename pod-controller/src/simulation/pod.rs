@@ -14,8 +14,10 @@ use super::faults::{Around, FAULTS};
 use super::happening::Happening;
 use super::kinds::Kind;
 use super::lines::Lines;
+use super::loads::{Busy, Loads, TOLD_EVERY_US};
 use super::physical::{FENCE_US, Physical, STARTED_WITHIN_US};
 use super::random::Random;
+use super::relief;
 use super::world::Simulated;
 use crate::balance::BalancePolicy;
 use crate::controller::conductor::{Conductor, Delays};
@@ -62,6 +64,8 @@ pub(super) struct Size {
     pub(super) check_every: u64,
     /// Whether it is seen to the lines of regions: a large pool has too many.
     pub(super) has_lines: bool,
+    /// How rarely guests are busy, if daemons tell it and the controller does something about it.
+    pub(super) busy: Option<Busy>,
 }
 
 pub(super) struct Pod {
@@ -106,6 +110,7 @@ impl Pod {
             physical.lines = Some(Lines::new(seed, end, scrubs_nothing));
             physical.knows_holders = broken != Some(Broken::GivesDirtyRegionsOn);
         }
+        physical.loads = size.busy.map(|busy| Loads::new(seed, busy));
         let state = State::new(Options { regions_max, protocol_minor, ..options });
         let world = Simulated::new(physical, Instant::now(), broken, &state);
         let mut pod = Self {
@@ -159,6 +164,10 @@ impl Pod {
             return Ok(());
         }
         for _ in 0..STARTED_WITHIN_US / self.size.slice_us {
+            self.slice(Vec::new())?;
+        }
+        // In a small pod all is asked for at once, and nobody may have an SSD yet.
+        while self.size.busy.is_some() && !self.world().physical.daemons.values().all(|it| it.joined) {
             self.slice(Vec::new())?;
         }
         let numbers: Vec<u64> = (0..self.size.filled).collect();
@@ -242,14 +251,33 @@ impl Pod {
             fail_back: FailBack::Return,
             stable: Duration::from_secs(1),
         };
-        let mut conductor =
-            Conductor::new(world, state, self.term, (delays, policy, BalancePolicy::default()));
+        let told = world.moves.told.clone();
+        let time_ms = world.physical.now_us / 1000;
+        let mut conductor = Conductor::new(world, state, self.term, (delays, policy, self.balance_policy()));
+        if self.broken != Some(Broken::ForgetsWhatMoved) {
+            conductor.remember(&told, (instant, time_ms));
+        }
         self.conductor = match conductor.resume(Vec::new(), instant) {
             Ok(()) => Some(conductor),
             Err(_) => unreachable!("nothing crashes a commit yet"),
         };
         self.due = None;
         self.controller_since_us = self.now_us();
+    }
+
+    /// What the controller does about loads.
+    fn balance_policy(&self) -> BalancePolicy {
+        let mut policy = if self.size.busy.is_some() { relief::policy() } else { BalancePolicy::default() };
+        if self.broken == Some(Broken::MovesTooMuch) {
+            for kind in [&mut policy.nics, &mut policy.ssds] {
+                (kind.relief.moves_max, kind.rest) = (1000, Duration::from_millis(1));
+            }
+        }
+        if matches!(self.broken, Some(Broken::MovesTooMuch | Broken::ForgetsWhatMoved)) {
+            // So that it is sure before what moved has rested.
+            policy.window = Duration::from_millis(200);
+        }
+        policy
     }
 
     /// The controller is killed. What it had not answered may have been done or not.
@@ -286,6 +314,9 @@ impl Pod {
             }
         }
         self.world().physical.now_us = until;
+        if until.is_multiple_of(TOLD_EVERY_US) {
+            self.world().physical.tell_loads();
+        }
         if let Some(what) = self.world().physical.violation.take() {
             return Err(what);
         }
@@ -420,7 +451,9 @@ impl Pod {
 
     fn unsettled(&self) -> Option<String> {
         let Some(conductor) = &self.conductor else { return Some("no controller".to_owned()) };
-        conductor.world.physical.unsettled(&conductor.state).or_else(|| conductor.world.restless())
+        let world = &conductor.world;
+        let unsettled = world.physical.unsettled(&conductor.state).or_else(|| world.restless());
+        unsettled.or_else(|| world.moves.restless(&conductor.state, &world.physical))
     }
 
     /// Everything is given up, and nothing is left.

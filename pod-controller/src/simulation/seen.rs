@@ -17,6 +17,8 @@ pub(crate) struct Seen {
     pub(crate) given: u64,
     /// Of them, those where another host had one before.
     pub(crate) given_on: u64,
+    /// How often leases were moved off NICs that carried too much, and volumes off SSDs.
+    pub(crate) moved: [u64; 2],
     /// What went wrong otherwise.
     pub(crate) faults: Faults,
 }
@@ -30,6 +32,7 @@ impl Seen {
         self.late += more.late;
         self.given += more.given;
         self.given_on += more.given_on;
+        self.moved = std::array::from_fn(|kind| self.moved[kind] + more.moved[kind]);
         self.faults.add(more.faults);
     }
 }

@@ -1,3 +1,4 @@
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use cxl_pool::{Area, EndpointId, HostId, LineCount, LineOffset, Role};
@@ -9,6 +10,7 @@ use super::Broken;
 use super::daemon::Mail;
 use super::happening::Grant;
 use super::kinds::Kind;
+use super::loads::Busy;
 use super::physical::{Physical, Seen};
 use super::pod::{Pod, Size};
 use super::random::Random;
@@ -29,6 +31,18 @@ const SMALL: Size = Size {
     wishes: 1,
     check_every: 4,
     has_lines: true,
+    busy: None,
+};
+/// Where daemons tell what devices do. To be moved for that, volumes have to be used, and not be copied for other reasons all the time.
+const BUSY: Size = Size {
+    names: 24,
+    filled: 24,
+    seconds: 12,
+    fault_every: 120,
+    crash_every: 4,
+    wish_every: 100,
+    busy: Some(Busy { nics: 6, ssds: 2 }),
+    ..SMALL
 };
 /// Where something goes wrong all the time, and more than one thing is asked for at once.
 const LARGE: Size = Size {
@@ -48,6 +62,7 @@ const LARGE: Size = Size {
     wishes: 16,
     check_every: 150,
     has_lines: false,
+    busy: None,
 };
 
 /// Seeds that once found something, for as long as the world follows from them in the same way: a join that was answered
@@ -59,8 +74,9 @@ fn outcome(seed: u64, size: Size, broken: Option<Broken>) -> Result<(usize, Seen
     let run = || {
         let mut pod = Pod::new(seed, size, broken);
         pod.run()?;
-        let physical = &pod.world().physical;
-        let mut met = physical.seen;
+        let world = pod.world();
+        let physical = &world.physical;
+        let mut met = Seen { moved: world.moves.count, ..physical.seen };
         if let Some(lines) = &physical.lines {
             (met.given, met.given_on) = (lines.begun, lines.reused);
         }
@@ -92,23 +108,35 @@ fn every_kind_happened(seen: Seen) {
     }
 }
 
+/// The seed that is to be run again, or so many from the first one on.
+fn seeds(first: u64, count: u64) -> Range<u64> {
+    match number("WADI_SIMULATION_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => first..first + count,
+    }
+}
+
+fn rounds() -> u64 {
+    number("WADI_ROUNDS").unwrap_or(1).max(1)
+}
+
+/// What is met in the world of this seed, in which nothing may go wrong.
+fn survives(seed: u64, size: Size, test: &str) -> (usize, Seen) {
+    outcome(seed, size, None).unwrap_or_else(|what| {
+        panic!(
+            "seed {seed}: {what}\nrun it again: WADI_SIMULATION_SEED={seed} cargo test -p pod-controller --lib \
+             simulation::tests::{test} -- --nocapture"
+        )
+    })
+}
+
 #[test]
 fn small_pods_survive_whatever_happens() {
-    let seeds = match number("WADI_SIMULATION_SEED") {
-        Some(seed) => seed..seed + 1,
-        None => 0..6 * number("WADI_ROUNDS").unwrap_or(1).max(1),
-    };
     let mut all = Seen::default();
     // Those worlds had no groups.
     let found = FOUND.map(|seed| (seed, Size { grouped: false, ..SMALL }));
-    for (seed, size) in seeds.map(|seed| (seed, SMALL)).chain(found) {
-        match outcome(seed, size, None) {
-            Ok((_, seen)) => all.add(seen),
-            Err(what) => panic!(
-                "seed {seed}: {what}\nrun it again: WADI_SIMULATION_SEED={seed} cargo test -p pod-controller --lib \
-                 simulation::tests::small -- --nocapture"
-            ),
-        }
+    for (seed, size) in seeds(0, 6 * rounds()).map(|seed| (seed, SMALL)).chain(found) {
+        all.add(survives(seed, size, "small").1);
     }
     println!("{all:?}");
     the_network_is_bad(all);
@@ -117,26 +145,29 @@ fn small_pods_survive_whatever_happens() {
 }
 
 #[test]
-fn large_pods_survive_whatever_happens() {
-    let seeds = match number("WADI_SIMULATION_SEED") {
-        Some(seed) => seed..seed + 1,
-        // The first one in which each kind of fault happens.
-        None => 2..2 + number("WADI_ROUNDS").unwrap_or(1).max(1).div_ceil(20),
-    };
+fn busy_pods_survive_whatever_happens() {
     let mut all = Seen::default();
-    for seed in seeds {
-        match outcome(seed, LARGE, None) {
-            Ok((instances, seen)) => {
-                println!("{instances} instances, {seen:?}");
-                the_network_is_bad(seen);
-                all.add(seen);
-                assert!(instances > 2000, "seed {seed}: there were {instances} instances at most");
-            }
-            Err(what) => panic!(
-                "seed {seed}: {what}\nrun it again: WADI_SIMULATION_SEED={seed} cargo test -p pod-controller --lib \
-                 simulation::tests::large -- --nocapture"
-            ),
-        }
+    // The first ones in which leases move and volumes do.
+    for seed in seeds(4, 2 * rounds()) {
+        all.add(survives(seed, BUSY, "busy").1);
+    }
+    println!("{all:?}");
+    // One seed that is run again need not have both.
+    if number("WADI_SIMULATION_SEED").is_none() {
+        assert!(all.moved.iter().all(|count| *count > 0), "not both leases and volumes move: {all:?}");
+    }
+}
+
+#[test]
+fn large_pods_survive_whatever_happens() {
+    let mut all = Seen::default();
+    // The first one in which each kind of fault happens.
+    for seed in seeds(2, rounds().div_ceil(20)) {
+        let (instances, seen) = survives(seed, LARGE, "large");
+        println!("{instances} instances, {seen:?}");
+        the_network_is_bad(seen);
+        all.add(seen);
+        assert!(instances > 2000, "seed {seed}: there were {instances} instances at most");
     }
     every_kind_happened(all);
 }
@@ -152,26 +183,33 @@ fn faults_that_do_not_happen_are_not_counted() {
 /// A simulation that finds nothing may be blind: each of these must be seen within a few seeds.
 #[test]
 fn what_is_broken_on_purpose_is_noticed() {
-    for (broken, symptom) in [
-        (Broken::DoesNotWaitForFences, "acts although it is over"),
-        (Broken::DoesNotWaitForScrubs, "still hold"),
-        (Broken::GivesDirtyRegionsOn, "came over"),
-        (Broken::ScrubsNothing, "came over"),
-        (Broken::ForgetsTheLastCommand, "was promised, and is not there"),
-        (Broken::DeafToLinks, "which does not work"),
-        (Broken::DeafToSilence, "which stands still"),
-        (Broken::KeepsGenerations, "active twice"),
+    // From the seed on that finds it now.
+    for (broken, symptom, first) in [
+        (Broken::DoesNotWaitForFences, "acts although it is over", 0),
+        (Broken::DoesNotWaitForScrubs, "still hold", 0),
+        (Broken::GivesDirtyRegionsOn, "came over", 0),
+        (Broken::ScrubsNothing, "came over", 0),
+        (Broken::ForgetsTheLastCommand, "was promised, and is not there", 0),
+        (Broken::DeafToLinks, "which does not work", 0),
+        (Broken::DeafToSilence, "which stands still", 0),
+        (Broken::KeepsGenerations, "active twice", 0),
+        (Broken::MovesTooMuch, "just before", 4),
+        (Broken::ForgetsWhatMoved, "just before", 8),
     ] {
         // A daemon that is left alone is heard: what it says and nobody minds shows only then.
         let calm = Size { fault_every: 250, ..SMALL };
         // Two backends have to hear of a lease at about the same time.
         let quick = Size { doublings_max: 0, ..SMALL };
+        // Whoever follows has to know before what moved has rested.
+        let hurried = Size { crash_every: 2, orphaned_us: 100_000, ..BUSY };
         let size = match broken {
+            Broken::MovesTooMuch => BUSY,
+            Broken::ForgetsWhatMoved => hurried,
             Broken::DeafToLinks => calm,
             Broken::KeepsGenerations => quick,
             _ => SMALL,
         };
-        let noticed = (0..120).filter_map(|seed| outcome(seed, size, Some(broken)).err());
+        let noticed = (first..first + 120).filter_map(|seed| outcome(seed, size, Some(broken)).err());
         let noticed = noticed.into_iter().find(|what| what.contains(symptom));
         assert!(noticed.is_some(), "{broken:?} is not noticed");
         println!("{broken:?}: {}", noticed.unwrap_or_default());

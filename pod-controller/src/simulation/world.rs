@@ -17,8 +17,10 @@ use super::happening::Happening;
 use super::kinds::Kind;
 use super::physical::Physical;
 use super::port::{Event, Port};
+use super::relief::Moves;
 use crate::controller::Sample;
 use crate::controller::world::{Meanwhile, World};
+use crate::journal::told_of;
 use crate::reconcile::Reconciler;
 
 /// A log is replaced by a snapshot after so many commands.
@@ -43,6 +45,8 @@ pub(super) struct Simulated {
     log: Vec<Command>,
     /// After how many commands that were kept what they touched was checked.
     pub(super) checked: u64,
+    /// What moved because devices did too much.
+    pub(super) moves: Moves,
 }
 
 impl Simulated {
@@ -57,6 +61,7 @@ impl Simulated {
             snapshot: serde_json::to_vec(state).expect("a state is JSON"),
             log: Vec::new(),
             checked: 0,
+            moves: Moves::default(),
         }
     }
 
@@ -169,6 +174,13 @@ impl World for Simulated {
             self.checked -= commands.len() as u64;
             self.physical.seen.faults.note(Kind::CommitLost, true);
             return Err(Crash);
+        }
+        if self.physical.loads.is_some() {
+            let told = told_of(effects, 0, self.physical.now_us / 1000);
+            let commands = commands.iter().map(|(_, command)| *command);
+            if let Err(what) = self.moves.note(commands, told, state) {
+                self.physical.blame(|| what);
+            }
         }
         self.log.extend(commands.iter().map(|(_, command)| (*command).clone()));
         if self.log.len() > LOG_MAX.max(state.leases.len() / 4) {

@@ -20,8 +20,10 @@ use super::storage::Witness;
 use crate::config::testing::pool_and_config;
 use crate::simulation::alternatives::alternatives_are_used;
 use crate::simulation::faults::{Around, FAULTS};
+use crate::simulation::loads::{Busy, Loads, TOLD_EVERY_US};
 use crate::simulation::physical::{Physical, Seen as Heard};
 use crate::simulation::random::Random as Dice;
+use crate::simulation::relief::Moves;
 
 /// How much happens.
 #[derive(Clone, Copy, Debug)]
@@ -57,6 +59,8 @@ pub(super) struct Size {
     pub(super) compare_every_ms: u64,
     /// How often all of the state is looked at. What commands touched is after each.
     pub(super) check_every_ms: u64,
+    /// How rarely guests are busy, if daemons tell it and whoever leads does something about it.
+    pub(super) busy: Option<Busy>,
     /// In which pieces logs and snapshots are written and sent.
     pub(super) sizes: Sizes,
     pub(super) chunk_bytes: u64,
@@ -83,6 +87,8 @@ pub(super) struct Summary {
     pub(super) obeyed: (u64, usize),
     /// How often all that a replica knows was compared with what others do, where that is not so after each entry.
     pub(super) compared: u64,
+    /// How often leases were moved off NICs that carried too much, and volumes off SSDs.
+    pub(super) moved: [u64; 2],
 }
 
 pub(super) struct Group {
@@ -123,6 +129,7 @@ impl Group {
         let mut pod_dice = Dice::new(seed ^ 0x5eed);
         let mut physical = Physical::new(seed, DOUBLINGS_MAX);
         physical.news = Some(Vec::new());
+        physical.loads = size.busy.map(|busy| Loads::new(seed, busy));
         for host in 1..=size.hosts {
             physical.add_host(host, &mut pod_dice);
         }
@@ -133,6 +140,7 @@ impl Group {
         });
         let witness = Witness::default();
         witness.oracle().compares_changes = size.compare_every_ms > 0;
+        witness.oracle().moves = size.busy.map(|_| Moves::default());
         let around =
             Surroundings { pool, config, net, pod: Pod::new(physical), witness, size, broken, state };
         Self {
@@ -178,6 +186,7 @@ impl Group {
             instances_max: self.instances_max,
             obeyed,
             compared: self.compared,
+            moved: oracle.moves.as_ref().map_or([0; 2], |moves| moves.count),
         })
     }
 
@@ -300,7 +309,9 @@ impl Group {
             }
         }
         let state = oracle.known.state.as_ref()?;
-        self.around.pod.physical().unsettled(state)
+        let physical = self.around.pod.physical();
+        let restless = || oracle.moves.as_ref().and_then(|moves| moves.restless(state, &physical));
+        physical.unsettled(state).or_else(restless)
     }
 
     /// Lets a millisecond pass.
@@ -373,6 +384,9 @@ impl Group {
             physical.happens(what, port, state);
         }
         physical.now_us = now_us;
+        if now_us.is_multiple_of(TOLD_EVERY_US) {
+            physical.tell_loads();
+        }
         let news = physical.news.replace(Vec::new()).unwrap_or_default();
         self.trace.extend(news.into_iter().map(|what| format!("{} ms: {what}", self.now_ms)));
         physical.violation.take().map_or(Ok(()), Err)
@@ -395,7 +409,7 @@ impl Group {
                     oracle.leads(metrics.current_term, node.owner)?;
                 }
                 let news = format!(
-                    "replica {} is {:?} in term {}, {:?} leads, log to {:?}, applied {:?}, snapshot {:?}, purged {:?}",
+                    "replica {} is {:?} in term {}, {:?} leads, log to {:?}, applied {:?}, snapshot {:?}, purged {:?}, members {:?}",
                     node.replica,
                     metrics.state,
                     metrics.current_term,
@@ -403,7 +417,8 @@ impl Group {
                     metrics.last_log_index,
                     metrics.last_applied.map(|id| id.index),
                     metrics.snapshot.map(|id| id.index),
-                    metrics.purged.map(|id| id.index)
+                    metrics.purged.map(|id| id.index),
+                    metrics.membership_config.membership().get_joint_config()
                 );
                 if news != *said {
                     said.clone_from(&news);

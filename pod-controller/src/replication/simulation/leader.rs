@@ -45,6 +45,11 @@ impl Pod {
     pub(super) fn now(&self) -> Instant {
         self.1 + Duration::from_micros(self.0.borrow().now_us)
     }
+
+    /// The time of day.
+    pub(super) fn time_ms(&self) -> u64 {
+        self.0.borrow().now_us / 1000
+    }
 }
 
 type Written = JoinHandle<Result<(), ReplicationError>>;
@@ -192,7 +197,7 @@ impl World for Leading {
         let rings: Vec<LineOffset> =
             effects.iter().filter_map(Effect::cleared).map(|ring| ring.start).collect();
         let last = self.unseen.last().map_or_else(|| self.shared.journal.last(), |event| event.sequence);
-        let mut events = told_of(effects, last, 0);
+        let mut events = told_of(effects, last, self.pod.time_ms());
         let change = Change::turn(commands, &events, state);
         if rings.is_empty() {
             self.propose(change);

@@ -22,6 +22,7 @@ use crate::controller::{Desk, Handle, Reply, Request, SubmitError};
 use crate::link_policy::{FailBack, LinkPolicy};
 use crate::simulation::physical::FENCE_US;
 use crate::simulation::port::Port;
+use crate::simulation::relief;
 
 /// How often every slot of the pool is looked at.
 const SWEEP_EVERY: Duration = Duration::from_millis(20);
@@ -169,7 +170,10 @@ impl Office {
         let term = known.terms + elected;
         let around = (Arc::clone(&desk.shared), raft, standing.trusted);
         let world = Leading::new(self.pod.clone(), term, around, runtime.handle().clone(), self.broken);
-        let mut conductor = Conductor::new(world, state, term, policies());
+        let loaded = self.pod.physical().loads.is_some();
+        let mut conductor = Conductor::new(world, state, term, policies(loaded));
+        let told = handle.journal().after(0, usize::MAX).events;
+        conductor.remember(&told, (self.pod.now(), self.pod.time_ms()));
         let mut begun = conductor.begin(Vec::new());
         conductor.keep(&mut begun, self.pod.now())?;
         let tenure = Tenure { conductor, stage: Stage::Takes, swept: None };
@@ -226,7 +230,7 @@ impl Tenure {
     }
 }
 
-fn policies() -> (Delays, LinkPolicy, BalancePolicy) {
+fn policies(loaded: bool) -> (Delays, LinkPolicy, BalancePolicy) {
     let delays =
         Delays { fence: FENCE_DELAY, blk_grace: Duration::from_secs(1), drain: Duration::from_millis(300) };
     let links = LinkPolicy {
@@ -236,7 +240,7 @@ fn policies() -> (Delays, LinkPolicy, BalancePolicy) {
         fail_back: FailBack::Return,
         stable: Duration::from_secs(1),
     };
-    (delays, links, BalancePolicy::default())
+    (delays, links, if loaded { relief::policy() } else { BalancePolicy::default() })
 }
 
 fn wishes(desk: &Desk, most: usize) -> Vec<(pod_state::Command, Reply)> {

@@ -9,6 +9,7 @@ use pod_state::{Command, State};
 
 use super::super::change::{Change, LogOwner, Outcome, Replicated};
 use super::super::machine::Known;
+use crate::simulation::relief::Moves;
 
 /// What is compared where all have applied the same.
 #[derive(Clone, Debug)]
@@ -82,6 +83,8 @@ pub(super) struct Oracle {
     never: BTreeMap<String, String>,
     pub(super) voids: u64,
     apart: Apart,
+    /// What moved off devices that did too much, where daemons tell what they do.
+    pub(super) moves: Option<Moves>,
     /// Machines have done something since it was asked.
     pub(super) has_news: bool,
     /// The first thing that a machine did wrong.
@@ -190,7 +193,7 @@ impl Oracle {
             self.voids += 1;
             return Ok(());
         }
-        let Change::Turn { commands, .. } = change else { return Ok(()) };
+        let Change::Turn { commands, events, .. } = change else { return Ok(()) };
         for command in commands {
             let Command::Request { key: Some(key), .. } = command else { continue };
             let times = self.done.entry(key.key.clone()).or_default();
@@ -204,6 +207,9 @@ impl Oracle {
         }
         if let Some(state) = &self.known.state {
             self.apart.check(state)?;
+            if let Some(moves) = &mut self.moves {
+                moves.note(commands.iter(), events.clone(), state)?;
+            }
         }
         let sequences = || self.known.events.iter().map(|event| event.sequence);
         if sequences().zip(sequences().skip(1)).any(|(one, next)| next <= one) {
