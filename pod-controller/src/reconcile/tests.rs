@@ -243,7 +243,8 @@ fn a_nic_is_left_at_once_where_the_one_that_a_lease_moves_to_is_away() {
     let start = bench.sent.len();
     state.apply(&migrate(BACKUP)).expect("it is there");
     bench.pump(&state, now);
-    let frontend = bench.since(start).iter().position(|it| *it == (FRONTEND, "apply port of lease-1".to_owned()));
+    let frontend =
+        bench.since(start).iter().position(|it| *it == (FRONTEND, "apply port of lease-1".to_owned()));
     bench.reconciler.answered(FRONTEND, start + frontend.expect("it is told"), Ok(()), now);
     bench.pump(&state, now);
     assert!(bench.since(start).iter().any(|(to, _)| *to == BACKEND), "{:?}", bench.since(start));

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use cxl_pool::{LINE_BYTES, Memory};
+use pod_protocol::worker::Task as _;
 
 use super::Backend;
 use super::finishing::read_packet;
@@ -24,13 +25,15 @@ const FRONT_BYTES: usize = HEADER_BYTES + Addresses::BYTES;
 const BATCHES_WAITING: usize = 4096 / BATCH_FRAMES;
 
 impl<M: Memory> Backend<M> {
-    /// Takes all that a NIC has received by now, before it is changed who gets that.
+    /// Takes all that a NIC has received by now, before it is changed who gets that. Everything else goes on meanwhile: frontends find what is
+    /// for them, and make room for more.
     pub(super) fn serve_nic_so_far(&mut self, place: usize) {
         self.now = None;
         for _ in 0..BATCHES_WAITING {
-            if !self.serve_nic(place) {
+            if !self.serve_nic(place) || !self.batch.is_full() {
                 break;
             }
+            self.turn();
         }
     }
 

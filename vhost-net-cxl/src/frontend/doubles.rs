@@ -1,8 +1,9 @@
 //! Flooded frames that reach an instance twice while it moves from one NIC to another.
 //!
 //! The old NIC floods until its backend has heard of the move, the new one from when its own has, and neither knows of the other. The
-//! controller tells the old one last, after this frontend, so there is always one whose frames get here. Here both copies arrive, in any order, and whichever came
-//! first is delivered. What has arrived is remembered always, since the first copy may come before anybody here knows of a move.
+//! controller tells the old one last, after this frontend, so there is always one whose frames get here. Here both copies arrive, in any
+//! order, and whichever came first is delivered. What has arrived is remembered always, since the first copy may come before anybody here
+//! knows of a move.
 
 use std::hash::Hasher;
 use std::time::{Duration, Instant};

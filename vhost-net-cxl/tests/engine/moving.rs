@@ -112,7 +112,9 @@ fn a_flooded_frame_that_the_new_nic_was_too_early_for_comes_over_the_old_one_how
     }
     let numbers: Vec<u32> = (0..16).collect();
     for nic in [0, 1] {
-        numbers.iter().for_each(|it| moving.arrive(nic, &broadcast(*it)));
+        for it in &numbers {
+            moving.arrive(nic, &broadcast(*it));
+        }
     }
     // It only stands by yet. The other one's backend does not get to look until it is told of the move.
     while moving.backends[1].turn_once() {}
