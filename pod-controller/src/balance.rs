@@ -228,10 +228,11 @@ impl LoadHistory {
     fn due_nics(&mut self, state: &State, now: Instant, recent: &Recent, verdicts: &mut Vec<Verdict>) {
         let nics = recent.nics();
         let relief = self.policy.nics.relief;
-        let loads = nics.iter();
-        let loads = loads.filter_map(|(nic, mbps)| Some((nic, Load::of_nic(state, nic, *mbps, relief)?)));
-        let loads = loads.collect();
-        self.nics.heat(&loads);
+        let load = |nic, mbps| Load::of_nic(state, nic, mbps, relief);
+        let loads = nics.iter().filter_map(|(nic, mbps)| {
+            Some((nic, (load(nic, *mbps)?, recent.measured_at(nic.net_backend())?)))
+        });
+        self.nics.heat(&loads.collect());
         let nics = self.nics.overloaded();
         if nics.is_empty() {
             return;
@@ -265,8 +266,10 @@ impl LoadHistory {
                 load => load,
             })
         };
-        let loads = done.iter().filter_map(|(ssd, does)| Some((ssd, load(ssd, *does)?))).collect();
-        self.ssds.heat(&loads);
+        let loads = done.iter().filter_map(|(ssd, does)| {
+            Some((ssd, (load(ssd, *does)?, recent.measured_at(ssd.blk_backend())?)))
+        });
+        self.ssds.heat(&loads.collect());
         let ssds = self.ssds.pressing();
         if ssds.is_empty() {
             return;

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use cxl_pool::HostId;
 use pod_api::EventKind;
 use pod_protocol::ids::LeaseId;
+use pod_protocol::objects::Priority;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -46,6 +47,24 @@ pub struct Relief {
     pub moves_max: u32,
 }
 
+/// When it is a lease's turn to leave a NIC that carries too much.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Turn {
+    /// It carries its part of what is too much, which the moves that are left share: those of the lowest priority first.
+    Part(Priority, Relieved),
+    /// Less than that: whoever carries most, so that nobody is moved in vain for having a low priority.
+    Little(Reverse<u64>, Priority),
+}
+
+/// What is left of what is too much once a lease is gone.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Relieved {
+    /// Nothing: the smallest that does it, in Mbit/s, burdens others least.
+    Whole(u64),
+    /// Some: the largest, so that few move.
+    Some(Reverse<u64>),
+}
+
 /// A lease that is to move.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Move {
@@ -60,8 +79,8 @@ pub struct Move {
 }
 
 impl State {
-    /// Which leases would leave these NICs. Those of the lowest priority first, and of these the largest ones that fit elsewhere, so
-    /// that few move; none that is being moved, that rests, or that has to be with others.
+    /// Which leases would leave these NICs, in the order of [`Turn`], as far as they fit elsewhere; none that is being moved, that
+    /// rests, that has to be with others, or that carries next to nothing.
     pub fn plan_relief(
         &self,
         overloaded: &BTreeSet<DeviceId>,
@@ -92,14 +111,19 @@ impl State {
                     && matches!(&lease.kind, LeaseKind::Nic { together: None, .. })
             };
             let rate = |lease: &Lease| measured.leases.get(&lease.id).copied().unwrap_or(0);
+            let least = if self.decides_by_more() { most / 1000 } else { 0 };
             let mut leases: Vec<&Lease> = self.leases_near(from).filter(can_move).collect();
-            leases.retain(|lease| rate(lease) > 0);
-            leases.sort_by_key(|lease| (self.priority_of(lease), Reverse(rate(lease)), lease.id));
-            for lease in leases {
+            leases.retain(|lease| rate(lease) > least);
+            loop {
                 let there = carried.get(from).copied().unwrap_or(0);
-                if there <= most || is_spent(&moves) {
+                let left = relief.moves_max as usize - moves.len();
+                if there <= most || left == 0 {
                     break;
                 }
+                let turn = |lease: &Lease| self.turn_of(lease, rate(lease), there - most, left);
+                let next = (0..leases.len()).min_by_key(|at| leases.get(*at).map(|it| (turn(it), it.id)));
+                let Some(next) = next else { break };
+                let lease = leases.swap_remove(next);
                 let mbps = rate(lease);
                 let Some(to) = self.relief_for(lease, mbps, (&loads, &carried, &apart), relief) else {
                     continue;
@@ -123,6 +147,19 @@ impl State {
             }
         }
         moves
+    }
+
+    /// When a lease that carries so much leaves a NIC that carries so much too much, with so many moves left. Replicas of 1.0 go by
+    /// priority alone, and of one priority the largest goes first.
+    fn turn_of(&self, lease: &Lease, mbps: u64, too_much: u64, moves_left: usize) -> Turn {
+        let priority = self.priority_of(lease);
+        let share = too_much.div_ceil(moves_left.max(1) as u64);
+        match self.decides_by_more() {
+            false => Turn::Part(priority, Relieved::Some(Reverse(mbps))),
+            true if mbps < share => Turn::Little(Reverse(mbps), priority),
+            true if mbps < too_much => Turn::Part(priority, Relieved::Some(Reverse(mbps))),
+            true => Turn::Part(priority, Relieved::Whole(mbps)),
+        }
     }
 
     /// The leases that use a NIC, and maybe others.

@@ -1,5 +1,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use cxl_pool::{EndpointId, Role};
 use pod_state::{DeviceId, DiskRates, Measured, Rates};
@@ -8,17 +9,22 @@ use super::samples::{Counters, Pair};
 
 /// How fast what endpoints count grew not long ago. Cheap to keep: it is put together where somebody wants to know.
 #[derive(Clone, Debug)]
-pub(super) struct Recent(Vec<(EndpointId, Arc<Counters>)>);
+pub(super) struct Recent(Vec<(EndpointId, Instant, Arc<Counters>)>);
 
-impl FromIterator<(EndpointId, Arc<Counters>)> for Recent {
-    fn from_iter<I: IntoIterator<Item = (EndpointId, Arc<Counters>)>>(rates: I) -> Self {
+impl FromIterator<(EndpointId, Instant, Arc<Counters>)> for Recent {
+    fn from_iter<I: IntoIterator<Item = (EndpointId, Instant, Arc<Counters>)>>(rates: I) -> Self {
         Self(rates.into_iter().collect())
     }
 }
 
 impl Recent {
     fn of(&self, role: Role) -> impl Iterator<Item = (EndpointId, &Counters)> {
-        self.0.iter().filter(move |(it, _)| it.role == role).map(|(it, rates)| (*it, &**rates))
+        self.0.iter().filter(move |(it, ..)| it.role == role).map(|(it, _, rates)| (*it, &**rates))
+    }
+
+    /// When was measured what an endpoint's devices carry.
+    pub(super) fn measured_at(&self, endpoint: EndpointId) -> Option<Instant> {
+        self.0.iter().find(|(it, ..)| *it == endpoint).map(|(_, at, _)| *at)
     }
 
     fn devices<T>(&self, role: Role, shown: fn(Pair) -> T) -> BTreeMap<DeviceId, T> {

@@ -93,7 +93,7 @@ impl Samples {
     pub(super) fn recent(&self, now: Instant) -> Recent {
         let longest = 3 * self.window + Duration::from_secs(1);
         let recent = self.rates.iter().filter(|(_, (at, _))| now.saturating_duration_since(*at) <= longest);
-        recent.map(|(endpoint, (_, rates))| (*endpoint, Arc::clone(rates))).collect()
+        recent.map(|(endpoint, (at, rates))| (*endpoint, *at, Arc::clone(rates))).collect()
     }
 }
 

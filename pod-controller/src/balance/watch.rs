@@ -10,10 +10,23 @@ use super::{BalanceMode, ReliefPolicy};
 #[derive(Debug)]
 pub(super) struct Watch<K> {
     pub(super) policy: ReliefPolicy,
-    /// Devices that carry too much: for how many windows, until they carry little enough, and whether that was told.
-    hot: BTreeMap<DeviceId, (u32, bool)>,
+    /// Devices that carry too much, until they carry little enough.
+    hot: BTreeMap<DeviceId, Hot>,
     /// What was moved, or was to be, the oldest first.
     moved: VecDeque<Moved<K>>,
+}
+
+/// A device that carries too much.
+#[derive(Debug)]
+struct Hot {
+    /// For how many windows.
+    windows: u32,
+    /// When was measured what counted last: it counts once, however often somebody looks.
+    measured: Instant,
+    /// Whether that was just now.
+    anew: bool,
+    /// Whether somebody was told.
+    told: bool,
 }
 
 #[derive(Debug)]
@@ -23,6 +36,13 @@ struct Moved<K> {
     what: Option<K>,
     /// It was refused: it rests like others, and is no move.
     refused: bool,
+}
+
+impl Hot {
+    /// It carries too much for another window.
+    fn count(&mut self, measured: Instant) {
+        *self = Self { windows: self.windows.saturating_add(1), measured, anew: true, told: self.told };
+    }
 }
 
 impl<K: Ord + Copy> Watch<K> {
@@ -39,18 +59,18 @@ impl<K: Ord + Copy> Watch<K> {
         self.policy.mode == BalanceMode::Off
     }
 
-    /// Counts for how long devices have carried too much. One that did stays among them until it carries little enough.
-    pub(super) fn heat(&mut self, loads: &BTreeMap<&DeviceId, Load>) {
+    /// Counts for how long devices have carried too much, by what was measured and when. One that did stays among them until it carries
+    /// little enough.
+    pub(super) fn heat(&mut self, loads: &BTreeMap<&DeviceId, (Load, Instant)>) {
         self.hot.retain(|id, _| loads.contains_key(id));
-        for (&id, load) in loads {
+        for (&id, &(load, measured)) in loads {
             match (load, self.hot.get_mut(id)) {
+                (_, Some(hot)) if hot.measured == measured => hot.anew = false,
                 (Load::High, None) => {
-                    self.hot.insert(id.clone(), (1, false));
+                    self.hot.insert(id.clone(), Hot { windows: 1, measured, anew: true, told: false });
                 }
-                (Load::High, Some((windows, _))) => *windows = windows.saturating_add(1),
-                (Load::Between, Some((windows, _))) if *windows >= self.policy.windows => {
-                    *windows = windows.saturating_add(1);
-                }
+                (Load::High, Some(hot)) => hot.count(measured),
+                (Load::Between, Some(hot)) if hot.windows >= self.policy.windows => hot.count(measured),
                 (Load::Between | Load::Low, _) => {
                     self.hot.remove(id);
                 }
@@ -60,15 +80,16 @@ impl<K: Ord + Copy> Watch<K> {
 
     /// Devices that have carried too much for long enough.
     pub(super) fn overloaded(&self) -> BTreeSet<DeviceId> {
-        let hot = self.hot.iter().filter(|(_, (windows, _))| *windows >= self.policy.windows);
+        let hot = self.hot.iter().filter(|(_, hot)| hot.windows >= self.policy.windows);
         hot.map(|(id, _)| id.clone()).collect()
     }
 
     /// Those among them for which it is time to look what could be done: it takes a while, so that is once in so many windows.
     pub(super) fn pressing(&self) -> BTreeSet<DeviceId> {
-        let is_time =
-            |windows: u32| windows >= self.policy.windows && windows.is_multiple_of(self.policy.windows);
-        let hot = self.hot.iter().filter(|(_, (windows, _))| is_time(*windows));
+        let is_time = |hot: &Hot| {
+            hot.anew && hot.windows >= self.policy.windows && hot.windows.is_multiple_of(self.policy.windows)
+        };
+        let hot = self.hot.iter().filter(|(_, hot)| is_time(hot));
         hot.map(|(id, _)| id.clone()).collect()
     }
 
@@ -107,8 +128,8 @@ impl<K: Ord + Copy> Watch<K> {
     pub(super) fn untold(&mut self) -> Vec<DeviceId> {
         let windows = self.policy.windows;
         let mut untold = Vec::new();
-        for (id, (hot_for, told)) in &mut self.hot {
-            if *hot_for >= windows && !std::mem::replace(told, true) {
+        for (id, hot) in &mut self.hot {
+            if hot.windows >= windows && !std::mem::replace(&mut hot.told, true) {
                 untold.push(id.clone());
             }
         }
