@@ -7,7 +7,7 @@ use openraft::raft::AppendEntriesResponse;
 
 use super::admission::Register;
 use super::change::{LogOwner, Member, Raft};
-use super::outside::stand_for;
+use super::elections::stand_for;
 use super::post::{Answer, Clerk, Question};
 use super::replica::{Standing, leads};
 use crate::controller::{Handle, SubmitError};
@@ -44,7 +44,7 @@ async fn answer(
         Question::Vote { ref request, .. } => {
             let asked = (request.vote.leader_id().term, request.last_log_id);
             let answer = answer_for_raft(&standing.raft, standing.owner, question).await;
-            if let (true, Answer::Vote(answer)) = (standing.outside.is_some(), &answer) {
+            if let Answer::Vote(answer) = &answer {
                 // Whoever asked does not wait for that.
                 tokio::spawn(stand_for(standing, from, asked, answer.clone()));
             }

@@ -2,19 +2,18 @@
 //! leads speaks to daemons: so it never leads.
 //!
 //! What was committed last may be in its log alone, of those that are left, and then it gives its vote to nobody who knows less: nobody
-//! could be elected any more. In such a case it stands for election in place of others. Raft has whoever is elected give its log to all, and
-//! once one that reaches the pool has everything, it gives its office up, in which it has decided nothing.
+//! could be elected any more. In such a case it [stands for election](super::elections::stand_for) in place of others. Raft has whoever is
+//! elected give its log to all, and once one that reaches the pool has everything, it gives its office up, in which it has decided nothing.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cxl_pool::ReplicaId;
-use openraft::raft::VoteResponse;
-use openraft::{LogId, RaftMetrics, ServerState};
+use openraft::{RaftMetrics, ServerState};
 use tokio::time::Instant;
 
 use super::change::{LogOwner, Member, Raft};
-use super::elections::{elect_above, vote_for_nobody};
+use super::elections::elect_above;
 use super::post::{PostError, Question};
 use super::replica::Standing;
 use crate::controller::SubmitError;
@@ -58,10 +57,15 @@ impl Outside {
     }
 
     /// Whether nobody leads, for all that was heard for so long, and it did not stand in place of others lately.
-    fn may_stand(&self, lease: Duration) -> bool {
+    pub(super) fn may_stand(&self, lease: Duration) -> bool {
         let elections = self.elections();
         let for_long = |since: Option<Instant>, long| since.is_none_or(|since| since.elapsed() > long);
         for_long(elections.led, lease) && for_long(elections.stood, lease * STANDS_AGAIN)
+    }
+
+    /// It stands in place of others.
+    pub(super) fn note_stand(&self) {
+        self.elections().stood = Some(Instant::now());
     }
 
     /// Whether somebody leads, for all that is heard. Others find out that nobody does since they stand for election.
@@ -75,56 +79,9 @@ impl Outside {
     }
 }
 
-/// Another replica asked for a vote in this term, with a log that ends there, and was answered so. Where it was refused for what is missing
-/// in its log, stands for election in its place, unless somebody leads.
-pub(super) async fn stand_for(
-    standing: Arc<Standing>,
-    asker: ReplicaId,
-    (term, last): (u64, Option<LogId<LogOwner>>),
-    answer: VoteResponse<LogOwner>,
-) {
-    let Some(outside) = &standing.outside else { return };
-    if answer.vote_granted || answer.last_log_id <= last {
-        return;
-    }
-    let raft = &standing.raft;
-    let lease = lease(raft);
-    let Some(turn) = turn(raft, standing.me, asker).filter(|_| outside.may_stand(lease)) else { return };
-    // Several that stood at once would vote for themselves.
-    tokio::time::sleep(Duration::from_millis(raft.config().heartbeat_interval) * turn).await;
-    let votes_for_none = raft.metrics().borrow().vote == answer.vote;
-    if !votes_for_none || !outside.may_stand(lease) {
-        return;
-    }
-    outside.elections().stood = Some(Instant::now());
-    tracing::info!(%asker, "it lacks what may be committed: this replica stands for election, to give it to the others");
-    // In a later term than that one, who votes for itself in it. Raft's end is told by its state.
-    if vote_for_nobody(&standing, term).await.is_ok() {
-        let _ = raft.trigger().elect().await;
-    }
-}
-
 /// For how long this one promises its vote to nobody else once it has heard of somebody who leads.
 pub(super) fn lease(raft: &Raft) -> Duration {
     Duration::from_millis(raft.config().election_timeout_max)
-}
-
-/// How many of those that are outside stand for election before this one; none for one that asks and could not lead either.
-fn turn(raft: &Raft, me: ReplicaId, asker: ReplicaId) -> Option<u32> {
-    let metrics = raft.metrics();
-    let metrics = metrics.borrow();
-    let members = metrics.membership_config.membership();
-    let mut turn = 0;
-    for (_, member) in members.nodes() {
-        if member.is_in_pod() {
-            continue;
-        }
-        if member.replica == asker {
-            return None;
-        }
-        turn += u32::from(member.replica < me);
-    }
-    Some(turn)
 }
 
 /// Gives up each office for which this replica is elected, once it is not needed in it any more. Until Raft ends.

@@ -46,7 +46,7 @@ impl Group {
     }
 
     /// Waits until all that live count on the same five, and nothing else.
-    fn end_change(&mut self) -> Result<(), String> {
+    pub(super) fn end_change(&mut self) -> Result<(), String> {
         self.agree(|members| members.len() == 5).map(|_| ())
     }
 
@@ -105,7 +105,7 @@ impl Group {
         matches!(sets.as_slice(), [before, after] if before.contains(&lost) && !after.contains(&lost))
     }
 
-    fn leader(&self) -> Option<usize> {
+    pub(super) fn leader(&self) -> Option<usize> {
         (0..self.nodes.len()).find(|number| self.nodes[*number].elected() != 0)
     }
 
