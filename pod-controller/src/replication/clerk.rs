@@ -42,6 +42,9 @@ async fn answer(
             answer
         }
         Question::Vote { ref request, .. } => {
+            if let Some(outside) = &standing.outside {
+                outside.note_candidate();
+            }
             let asked = (request.vote.leader_id().term, request.last_log_id);
             let answer = answer_for_raft(&standing.raft, standing.owner, question).await;
             if let Answer::Vote(answer) = &answer {

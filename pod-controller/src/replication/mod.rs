@@ -19,7 +19,7 @@
 //! | `admission` | how replicas become members |
 //! | `clerk` | what a replica answers others |
 //! | `colleagues` | what is shown of the replicas |
-//! | `elections` | what Raft is told of terms |
+//! | `elections` | what Raft is told of terms, and when a replica stands for election in place of another one |
 //! | `outside` | one that does not reach the pool |
 //! | `replica` | the life of one replica |
 

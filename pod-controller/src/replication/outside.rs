@@ -2,9 +2,10 @@
 //! leads speaks to daemons: so it never leads.
 //!
 //! What was committed last may be in its log alone, of those that are left, and then it gives its vote to nobody who knows less: nobody
-//! could be elected any more. In such a case it [stands for election](super::elections::stand_for) in place of others. Raft has whoever is
+//! could be elected any more; and whoever else is there may not know that it is a member, and ask for no vote. In such a case it [stands for election](super::elections::stand_for) in place of others. Raft has whoever is
 //! elected give its log to all, and once one that reaches the pool has everything, it gives its office up, in which it has decided nothing.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use tokio::time::Instant;
 
 use super::change::{LogOwner, Member, Raft};
 use super::elections::elect_above;
-use super::post::{PostError, Question};
+use super::post::{Answer, PostError, Question};
 use super::replica::Standing;
 use crate::controller::SubmitError;
 
@@ -37,6 +38,8 @@ pub(super) struct Outside {
 struct Elections {
     /// When it heard of somebody who leads.
     led: Option<Instant>,
+    /// When it was asked for a vote: somebody else stood for election.
+    asked: Option<Instant>,
     /// When it stood in place of others.
     stood: Option<Instant>,
 }
@@ -59,8 +62,19 @@ impl Outside {
     /// Whether nobody leads, for all that was heard for so long, and it did not stand in place of others lately.
     pub(super) fn may_stand(&self, lease: Duration) -> bool {
         let elections = self.elections();
-        let for_long = |since: Option<Instant>, long| since.is_none_or(|since| since.elapsed() > long);
-        for_long(elections.led, lease) && for_long(elections.stood, lease * STANDS_AGAIN)
+        is_past(elections.led, lease) && is_past(elections.stood, lease * STANDS_AGAIN)
+    }
+
+    /// Whether for long nobody led or wanted to, for all that was heard.
+    fn is_forsaken(&self, lease: Duration) -> bool {
+        let is_past = |since| is_past(since, lease * STANDS_AGAIN);
+        let elections = self.elections();
+        is_past(elections.led) && is_past(elections.asked) && is_past(elections.stood)
+    }
+
+    /// Somebody else stands for election.
+    pub(super) fn note_candidate(&self) {
+        self.elections().asked = Some(Instant::now());
     }
 
     /// It stands in place of others.
@@ -77,6 +91,55 @@ impl Outside {
         // Each moment is put in whole, whoever panicked.
         self.elections.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn is_past(since: Option<Instant>, long: Duration) -> bool {
+    since.is_none_or(|since| since.elapsed() > long)
+}
+
+/// Stands for election where nobody else does, until Raft ends: those that reach the pool and are there may know nothing yet of what was
+/// committed, and not that they are members.
+pub(super) async fn stand_unasked(standing: Arc<Standing>) {
+    let Some(outside) = &standing.outside else { return };
+    let raft = &standing.raft;
+    let lease = lease(raft);
+    loop {
+        tokio::time::sleep(lease).await;
+        if raft.metrics().borrow().running_state.is_err() {
+            return;
+        }
+        if !outside.is_forsaken(lease) || !could_be_elected(&standing).await || !outside.is_forsaken(lease) {
+            continue;
+        }
+        outside.note_stand();
+        tracing::info!("nobody stands for election: this replica does, to give what it knows to the others");
+        let _ = raft.trigger().elect().await;
+    }
+}
+
+/// Whether so many members are there that they are a majority together with this one, and none of them leads: alone it would only count up
+/// terms, and depose whoever leads once it is heard again.
+async fn could_be_elected(standing: &Standing) -> bool {
+    let (sets, members): (Vec<_>, BTreeMap<LogOwner, ReplicaId>) = {
+        let metrics = standing.raft.metrics();
+        let metrics = metrics.borrow();
+        let membership = metrics.membership_config.membership();
+        let members = membership.nodes().map(|(owner, member)| (*owner, member.replica)).collect();
+        (membership.get_joint_config().clone(), members)
+    };
+    let others = members.values().filter(|replica| **replica != standing.me);
+    let asked: Vec<_> =
+        others.map(|replica| (*replica, standing.post.put_question(*replica, Question::Waiting))).collect();
+    let mut there = BTreeSet::from([standing.me]);
+    for (replica, mut question) in asked {
+        match question.answer(THERE_MAX).await {
+            Ok(Answer::NotLeading) => drop(there.insert(replica)),
+            Ok(_) => return false,
+            Err(_) => {}
+        }
+    }
+    let is_there = |owner: &&LogOwner| members.get(*owner).is_some_and(|replica| there.contains(replica));
+    !sets.is_empty() && sets.iter().all(|set| set.iter().filter(is_there).count() * 2 > set.len())
 }
 
 /// For how long this one promises its vote to nobody else once it has heard of somebody who leads.

@@ -23,7 +23,7 @@ use super::forwarding::{FORWARD_MAX, forward};
 use super::log::{Log, LogFile};
 use super::machine::Machine;
 use super::network::Network;
-use super::outside::{Outside, give_up_offices, lease};
+use super::outside::{Outside, give_up_offices, lease, stand_unasked};
 use super::post::{Answer, Outbox, Post, Question};
 use super::proposer::Proposer;
 use super::raft_config::{raft_config, trusted_for};
@@ -411,6 +411,7 @@ pub(super) fn attend(
         runtime.spawn(watch_election(Arc::clone(standing), handle.clone()));
     } else {
         runtime.spawn(give_up_offices(Arc::clone(standing)));
+        runtime.spawn(stand_unasked(Arc::clone(standing)));
     }
     runtime.spawn(show_what_is_known(Arc::clone(standing), handle.clone()));
     runtime.spawn(show_what_leases_wait_for(Arc::clone(standing), handle.clone()));

@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 
 use super::group::Group;
-use super::node::Node;
 
 /// What is going to be mended.
 #[derive(Debug)]
@@ -146,19 +145,8 @@ impl Group {
     }
 
     /// Whether the others have a majority of every set of members that anybody counts on, or is about to: a log that is lost is lost for
-    /// good. And where one outside of the pod counts towards it, one in the pod knows everything as well: who knows nothing yet asks
-    /// nobody for a vote, so nobody would stand for election in its place.
+    /// good.
     fn can_do_without(&self, whom: usize) -> bool {
-        let last = self.around.witness.oracle().last();
-        let knows_all = |node: &Node| {
-            let log = node.life.as_ref().map(|life| life.standing.raft.metrics().borrow().last_log_index);
-            log.flatten() >= last
-        };
-        let mut in_pod =
-            self.nodes.iter().take(usize::from(self.size.replicas - self.size.outside)).enumerate();
-        if self.size.outside > 0 && !in_pod.any(|(number, node)| number != whom && knows_all(node)) {
-            return false;
-        }
         let left = self.nodes.iter().enumerate().filter(|(number, _)| *number != whom);
         let left: BTreeSet<u64> = left.map(|(_, node)| node.owner).collect();
         self.nodes.iter().all(|node| {

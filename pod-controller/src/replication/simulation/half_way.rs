@@ -11,7 +11,7 @@ const PATIENCE_MS: u64 = 60_000;
 
 impl Group {
     /// The members that a replica counts on, before a change that is under way and after it.
-    fn counts_on(&self, number: usize) -> Vec<Vec<u64>> {
+    pub(super) fn counts_on(&self, number: usize) -> Vec<Vec<u64>> {
         let Some(life) = &self.nodes[number].life else { return Vec::new() };
         let metrics = life.standing.raft.metrics();
         let metrics = metrics.borrow();
@@ -51,7 +51,7 @@ impl Group {
     }
 
     /// Waits until all that live count on the same ones, of whom this is true, and says on whom.
-    fn agree(&mut self, fits: impl Fn(&[u64]) -> bool) -> Result<Vec<u64>, String> {
+    pub(super) fn agree(&mut self, fits: impl Fn(&[u64]) -> bool) -> Result<Vec<u64>, String> {
         let until = self.now_ms + PATIENCE_MS;
         loop {
             self.step()?;
@@ -70,20 +70,22 @@ impl Group {
     }
 }
 
+/// What came of it in so many worlds.
+pub(super) fn in_worlds<T>(count: u64, size: Size, run: impl Fn(&mut Group) -> Result<T, String>) -> Vec<T> {
+    let world = |seed| {
+        let mut group = Group::new(seed, size, None);
+        run(&mut group).unwrap_or_else(|wrong| {
+            let last = group.trace.len().saturating_sub(40);
+            group.trace[last..].iter().for_each(|line| println!("{line}"));
+            panic!("seed {seed}: {wrong}")
+        })
+    };
+    (0..count).map(world).collect()
+}
+
 /// Nothing may go wrong in six worlds, and `run` says of at least half of them that the worst moment was met.
 fn worlds_survive(what: &str, run: impl Fn(&mut Group) -> Result<bool, String>) {
-    let mut met = 0;
-    for seed in 0..6 {
-        let mut group = Group::new(seed, CALM, None);
-        match run(&mut group) {
-            Ok(was_met) => met += u32::from(was_met),
-            Err(wrong) => {
-                let last = group.trace.len().saturating_sub(40);
-                group.trace[last..].iter().for_each(|line| println!("{line}"));
-                panic!("seed {seed}: {wrong}");
-            }
-        }
-    }
+    let met = in_worlds(6, CALM, run).into_iter().filter(|was_met| *was_met).count();
     assert!(met >= 3, "{what} half-way in {met} of 6 worlds");
 }
 

@@ -39,7 +39,7 @@ const BROKEN: Size = Size { calm_ms: 2000, ..THREE };
 const RESTLESS: Size = Size { restless: true, fault_every_ms: 30, rough_ms: 20_000, ..BROKEN };
 pub(super) const FIVE: Size = Size { replicas: 5, ..THREE };
 /// Two hosts of a pod, and one machine outside of it.
-const WITH_ONE_OUTSIDE: Size = Size { outside: 1, ..THREE };
+pub(super) const WITH_ONE_OUTSIDE: Size = Size { outside: 1, ..THREE };
 const WITH_TWO_OUTSIDE: Size = Size { outside: 2, ..FIVE };
 /// Daemons tell what devices do. To be moved for that, leases and volumes have to be there, and not be changed for other reasons all the
 /// time.
