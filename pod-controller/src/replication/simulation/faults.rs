@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use openraft::ServerState;
+
 use super::group::Group;
 
 /// What is going to be mended.
@@ -154,10 +156,13 @@ impl Group {
             let Some(life) = node.life.as_ref().filter(|life| !life.register.is_busy()) else { return false };
             let metrics = life.standing.raft.metrics().borrow().clone();
             let members = metrics.membership_config.membership();
-            members.get_joint_config().iter().all(|voters| {
-                let there = voters.iter().filter(|voter| left.contains(voter)).count();
-                there * 2 > voters.len()
-            })
+            // Before Raft has read its log it says that it counts on nobody; whoever has an empty one is a learner by then.
+            let is_known = members.voter_ids().next().is_some() || metrics.state == ServerState::Learner;
+            is_known
+                && members.get_joint_config().iter().all(|voters| {
+                    let there = voters.iter().filter(|voter| left.contains(voter)).count();
+                    there * 2 > voters.len()
+                })
         })
     }
 }

@@ -195,7 +195,7 @@ fn what_is_broken_on_purpose_is_noticed() {
     for (broken, symptom, first) in [
         (Broken::ForgetsWhatItKept, "is lost", 0),
         (Broken::ForgetsItsVote, "lead in term", 0),
-        (Broken::TakesAnyBase, "and should be Void", 13),
+        (Broken::TakesAnyBase, "and should be Void", 28),
         (Broken::AnswersWhatIsVoid, "that is not committed", 8),
         (Broken::ShowsTooEarly, "that is not committed", 0),
         (Broken::TellsTooEarly, "tells daemons of state", 0),
