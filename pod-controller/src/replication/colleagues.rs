@@ -131,7 +131,7 @@ async fn ask_leader(
     match standing.post.ask(leader, question, patience).await {
         Ok(Answer::Dismissed(dismissal)) => Ok(dismissal),
         Ok(Answer::NotLeading) | Err(PostError::NotConnected(_)) => Err(SubmitError::NoLeader),
-        Ok(_) | Err(PostError::Unanswered(_)) => Err(SubmitError::Unknown),
+        Ok(_) | Err(PostError::Unanswered(_) | PostError::Lost(_)) => Err(SubmitError::Unknown),
     }
 }
 

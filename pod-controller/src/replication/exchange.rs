@@ -22,6 +22,9 @@ pub(super) trait Exchange {
     /// Sends a message. It may be lost.
     fn send(&mut self, to: ReplicaId, message: Vec<u8>) -> Result<(), ReplicaPortError>;
 
+    /// How often something that was sent to a replica was lost, or may have been: it was restarted, or the connection to it was made anew.
+    fn losses(&self, to: ReplicaId) -> u64;
+
     /// Sleeps until something may have happened, or for this long.
     fn wait(&mut self, at_most: Duration);
 
@@ -36,6 +39,10 @@ impl<M: Memory> Exchange for ReplicaPort<M> {
 
     fn send(&mut self, to: ReplicaId, message: Vec<u8>) -> Result<(), ReplicaPortError> {
         Self::send(self, to, message)
+    }
+
+    fn losses(&self, to: ReplicaId) -> u64 {
+        Self::losses(self, to)
     }
 
     fn wait(&mut self, at_most: Duration) {

@@ -51,7 +51,7 @@ pub(super) async fn forward(standing: Arc<Standing>, handle: Handle, command: Co
                 }
                 // It was not carried out, nor will it be.
                 Ok(Answer::NotLeading) | Err(PostError::NotConnected(_)) => {}
-                Ok(_) | Err(PostError::Unanswered(_)) => {
+                Ok(_) | Err(PostError::Unanswered(_) | PostError::Lost(_)) => {
                     let _ = reply.send(Err(SubmitError::Unknown));
                     return;
                 }

@@ -99,6 +99,7 @@ impl Connection {
     ) -> Failed<E> {
         match error {
             PostError::NotConnected(_) => Unreachable::new(error).into(),
+            PostError::Lost(_) => NetworkError::new(error).into(),
             PostError::Unanswered(_) => {
                 Timeout { action, id: self.me, target: self.owner, timeout: patience }.into()
             }

@@ -103,15 +103,26 @@ pub(crate) enum PostError {
     /// It did not arrive.
     #[error("controller replica {0} is not connected")]
     NotConnected(ReplicaId),
+    /// It may have arrived or not, and will not be answered.
+    #[error("controller replica {0} was restarted before it answered, or the connection to it was lost")]
+    Lost(ReplicaId),
 }
 
 type Answering = Pin<Box<dyn Future<Output = Answer> + Send>>;
 /// Answers questions of other replicas.
 pub(crate) type Clerk = Arc<dyn Fn(ReplicaId, Question) -> Answering + Send + Sync>;
 
-type Unanswered = Mutex<HashMap<u64, oneshot::Sender<Answer>>>;
+/// Whoever waits for an answer.
+struct Waits {
+    to: ReplicaId,
+    /// What was lost on the way there before the question was sent, once it was.
+    losses: Option<u64>,
+    sender: oneshot::Sender<Result<Answer, PostError>>,
+}
 
-fn of(unanswered: &Unanswered) -> MutexGuard<'_, HashMap<u64, oneshot::Sender<Answer>>> {
+type Unanswered = Mutex<HashMap<u64, Waits>>;
+
+fn of(unanswered: &Unanswered) -> MutexGuard<'_, HashMap<u64, Waits>> {
     // Each is put in and taken out whole, whoever panicked.
     unanswered.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -132,7 +143,7 @@ pub(crate) struct Post {
 pub(super) struct Asked {
     id: u64,
     to: ReplicaId,
-    answer: oneshot::Receiver<Answer>,
+    answer: oneshot::Receiver<Result<Answer, PostError>>,
     unanswered: Arc<Unanswered>,
 }
 
@@ -140,7 +151,7 @@ impl Asked {
     /// Waits for the answer. While there is none, it can be waited for again.
     pub(super) async fn answer(&mut self, patience: Duration) -> Result<Answer, PostError> {
         match tokio::time::timeout(patience, &mut self.answer).await {
-            Ok(Ok(answer)) => Ok(answer),
+            Ok(Ok(outcome)) => outcome,
             Ok(Err(_)) => Err(PostError::NotConnected(self.to)),
             Err(_) => Err(PostError::Unanswered(self.to)),
         }
@@ -179,7 +190,7 @@ impl Post {
     pub(super) fn put_question(&self, to: ReplicaId, question: Question) -> Asked {
         let id = self.last.fetch_add(1, Ordering::Relaxed);
         let (sender, answer) = oneshot::channel();
-        self.unanswered().insert(id, sender);
+        self.unanswered().insert(id, Waits { to, losses: None, sender });
         self.put((to, Letter::Question { id, question }));
         Asked { id, to, answer, unanswered: Arc::clone(&self.unanswered) }
     }
@@ -196,7 +207,7 @@ impl Post {
         self.waker.wake();
     }
 
-    fn unanswered(&self) -> MutexGuard<'_, HashMap<u64, oneshot::Sender<Answer>>> {
+    fn unanswered(&self) -> MutexGuard<'_, HashMap<u64, Waits>> {
         of(&self.unanswered)
     }
 
@@ -244,11 +255,22 @@ impl Post {
                 Ok(Letter::Answer { id, answer }) => {
                     if let Some(waiting) = self.unanswered().remove(&id) {
                         // It gave up waiting.
-                        let _ = waiting.send(answer);
+                        let _ = waiting.sender.send(Ok(answer));
                     }
                 }
                 Err(error) => tracing::debug!(%from, %error, "a message of another replica is dropped"),
             }
+        }
+        self.give_up_lost(exchange);
+    }
+
+    /// Tells those who wait for answers that cannot come any more.
+    fn give_up_lost(&self, exchange: &impl Exchange) {
+        let mut unanswered = self.unanswered();
+        let is_lost = |waits: &Waits| waits.losses.is_some_and(|losses| losses != exchange.losses(waits.to));
+        for (_, waits) in unanswered.extract_if(|_, waits| is_lost(waits)) {
+            // As above.
+            let _ = waits.sender.send(Err(PostError::Lost(waits.to)));
         }
     }
 
@@ -264,6 +286,11 @@ impl Post {
     }
 
     fn send(&self, exchange: &mut impl Exchange, to: ReplicaId, letter: &Letter) {
+        if let Letter::Question { id, .. } = letter
+            && let Some(waits) = self.unanswered().get_mut(id)
+        {
+            waits.losses = Some(exchange.losses(to));
+        }
         let sent = serde_json::to_vec(letter).map_err(|error| error.to_string());
         let sent = sent.and_then(|bytes| {
             exchange.send(to, bytes).map_err(|error| match error {

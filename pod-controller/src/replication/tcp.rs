@@ -163,6 +163,10 @@ impl<M: Memory> Exchange for Tcp<M> {
         line.send(message)
     }
 
+    fn losses(&self, to: ReplicaId) -> u64 {
+        self.lines.get(&to).map_or(0, |line| line.losses())
+    }
+
     fn wait(&mut self, at_most: Duration) {
         let limit = match &self.place {
             Place::Slot(slot) => at_most.min(slot.due().saturating_duration_since(Instant::now())),

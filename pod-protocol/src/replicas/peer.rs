@@ -38,6 +38,8 @@ pub(super) struct Peer<M: Memory> {
     connection: Option<Connection<M>>,
     waiting: VecDeque<Vec<u8>>,
     waiting_bytes: usize,
+    /// How often something that was sent to it was lost, or may have been.
+    losses: u64,
     /// Its heartbeat, and when that was seen to have moved.
     pulse: Option<(u64, Instant)>,
     silent: bool,
@@ -51,6 +53,7 @@ impl<M: Memory> Peer<M> {
             connection: None,
             waiting: VecDeque::new(),
             waiting_bytes: 0,
+            losses: 0,
             pulse: None,
             silent: false,
         }
@@ -101,7 +104,12 @@ impl<M: Memory> Peer<M> {
             let half_sent = self.connection.as_ref().is_some_and(|connection| connection.sent_bytes > 0);
             self.waiting.truncate(usize::from(half_sent));
             self.waiting_bytes = self.waiting.iter().map(Vec::len).sum();
+            self.losses += 1;
         }
+    }
+
+    pub(super) const fn losses(&self) -> u64 {
+        self.losses
     }
 
     /// Since when a connection is being made.
@@ -174,6 +182,7 @@ impl<M: Memory> Peer<M> {
         self.connection = None;
         self.waiting.clear();
         self.waiting_bytes = 0;
+        self.losses += 1;
     }
 }
 

@@ -166,6 +166,12 @@ impl<M: Memory> ReplicaPort<M> {
         Ok(())
     }
 
+    /// How often something that was sent to another replica was lost, or may have been: it was restarted, or took nothing for long. What was
+    /// sent before the last time may never be answered.
+    pub fn losses(&self, to: ReplicaId) -> u64 {
+        self.peers.get(&to).map_or(0, Peer::losses)
+    }
+
     /// Sleeps until something may have happened, or for this long.
     pub fn wait(&mut self, at_most: Duration) {
         let now = Instant::now();

@@ -30,6 +30,7 @@ mod net;
 mod node;
 mod office;
 mod oracle;
+mod restart;
 mod shorter_log;
 mod storage;
 mod tests;

@@ -28,6 +28,8 @@ struct Ways {
     cut: BTreeSet<(u16, u16)>,
     /// Who is there to be connected to.
     there: BTreeSet<u16>,
+    /// How often each began to be there.
+    lives: BTreeMap<u16, u64>,
     seen: Seen,
     random: Random,
 }
@@ -59,6 +61,7 @@ impl Net {
             late_ms: 3,
             cut: BTreeSet::new(),
             there: BTreeSet::new(),
+            lives: BTreeMap::new(),
             seen: Seen::default(),
             random: Random::new(seed),
         })))
@@ -94,6 +97,7 @@ impl Net {
         let mut ways = self.ways();
         if there {
             ways.there.insert(replica);
+            *ways.lives.entry(replica).or_default() += 1;
         } else {
             ways.there.remove(&replica);
         }
@@ -149,6 +153,10 @@ impl Exchange for Wire {
         let message = Message { from: self.me, to, number: ways.sent, bytes };
         ways.under_way.insert((due, ways.sent), message);
         Ok(())
+    }
+
+    fn losses(&self, to: ReplicaId) -> u64 {
+        self.net.ways().lives.get(&to.get()).copied().unwrap_or(0)
     }
 
     fn wait(&mut self, _at_most: Duration) {}

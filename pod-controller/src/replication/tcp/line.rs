@@ -23,6 +23,8 @@ pub(super) struct Line {
 struct Connected {
     /// Of how many connections this is the last.
     count: u64,
+    /// How many of them were lost.
+    losses: u64,
     outlet: Option<Outlet>,
 }
 
@@ -63,6 +65,8 @@ impl Line {
         let waiting_bytes = Arc::new(AtomicUsize::new(0));
         let mut connected = self.connected();
         connected.count += 1;
+        // Of the one before, if it was there still.
+        connected.losses += u64::from(connected.outlet.is_some());
         connected.outlet = Some(Outlet { sender, waiting_bytes: Arc::clone(&waiting_bytes) });
         Outgoing { count: connected.count, receiver, waiting_bytes }
     }
@@ -72,9 +76,14 @@ impl Line {
         let mut connected = self.connected();
         let last = connected.count == count;
         if last {
-            connected.outlet = None;
+            connected.losses += u64::from(connected.outlet.take().is_some());
         }
         last
+    }
+
+    /// How many connections were lost, with what was under way on them.
+    pub(super) fn losses(&self) -> u64 {
+        self.connected().losses
     }
 
     fn connected(&self) -> MutexGuard<'_, Connected> {
