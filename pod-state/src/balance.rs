@@ -111,9 +111,9 @@ impl State {
                     && matches!(&lease.kind, LeaseKind::Nic { together: None, .. })
             };
             let rate = |lease: &Lease| measured.leases.get(&lease.id).copied().unwrap_or(0);
-            let least = if self.decides_by_more() { most / 1000 } else { 0 };
+            let trifle = if self.decides_by_more() { most / 1000 } else { 0 };
             let mut leases: Vec<&Lease> = self.leases_near(from).filter(can_move).collect();
-            leases.retain(|lease| rate(lease) > least);
+            leases.retain(|lease| rate(lease) > trifle);
             loop {
                 let there = carried.get(from).copied().unwrap_or(0);
                 let left = relief.moves_max as usize - moves.len();

@@ -2,8 +2,9 @@
 //! leads speaks to daemons: so it never leads.
 //!
 //! What was committed last may be in its log alone, of those that are left, and then it gives its vote to nobody who knows less: nobody
-//! could be elected any more; and whoever else is there may not know that it is a member, and ask for no vote. In such a case it [stands for election](super::elections::stand_for) in place of others. Raft has whoever is
-//! elected give its log to all, and once one that reaches the pool has everything, it gives its office up, in which it has decided nothing.
+//! could be elected any more; and whoever else is there may not know that it is a member, and ask for no vote. In such a case it
+//! [stands for election](super::elections::stand_for) in place of others. Raft has whoever is elected give its log to all, and once one that
+//! reaches the pool has everything, it gives its office up, in which it has decided nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
