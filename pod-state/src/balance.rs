@@ -79,8 +79,9 @@ pub struct Move {
 }
 
 impl State {
-    /// Which leases would leave these NICs, in the order of [`Turn`], as far as they fit elsewhere; none that is being moved, that
-    /// rests, that has to be with others, or that carries next to nothing.
+    /// Which leases would leave these NICs, as far as they fit elsewhere. Those first that carry their part of what is too much, which the
+    /// moves that are left share: the lowest priority, and of one priority the smallest that is enough, or else the largest. Then those that
+    /// carry less, the largest first. None that is being moved, that rests, that has to be with others, or that carries next to nothing.
     pub fn plan_relief(
         &self,
         overloaded: &BTreeSet<DeviceId>,
