@@ -68,6 +68,7 @@ fn restarted_replica_is_connected_anew<M: Memory>(pod: &TestPod<M>) {
         send(&mut a, &mut b, B, &long(round, 100));
         assert_eq!(receive(&mut a, &mut b), long(round, 100));
         // What it did not take is lost with it.
+        let losses = a.losses(B);
         a.send(B, long(round, 200_000)).expect("connected");
         assert_eq!(a.poll(Instant::now()), None);
         drop(b);
@@ -78,6 +79,7 @@ fn restarted_replica_is_connected_anew<M: Memory>(pod: &TestPod<M>) {
             a.wait(Duration::from_millis(5));
             assert_eq!(a.poll(Instant::now()), None);
         }
+        assert_eq!(a.losses(B), losses + 1);
     }
     send(&mut b, &mut a, A, b"here again");
     assert_eq!(receive(&mut b, &mut a), b"here again");
@@ -229,6 +231,7 @@ fn nothing_is_kept_for_a_stopped_replica<M: Memory>(pod: &TestPod<M>) {
     let (mut a, mut b) = (open(pod, A).expect("a slot"), open(pod, B).expect("a slot"));
     send(&mut a, &mut b, B, b"one");
     assert_eq!(receive(&mut a, &mut b), b"one");
+    let losses = a.losses(B);
     // More than the ring takes, so that one of them is half sent.
     for number in 0..40 {
         a.send(B, long(number, 300_000)).expect("connected");
@@ -239,6 +242,7 @@ fn nothing_is_kept_for_a_stopped_replica<M: Memory>(pod: &TestPod<M>) {
     for seconds in [1, 4] {
         assert_eq!(a.poll(stopped + Duration::from_secs(seconds)), None);
     }
+    assert_eq!(a.losses(B), losses + 1);
     let refused = a.send(B, b"too late".to_vec());
     assert!(matches!(refused, Err(ReplicaPortError::NotConnected { replica: B })), "{refused:?}");
 

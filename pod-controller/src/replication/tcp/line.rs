@@ -111,3 +111,26 @@ impl Outgoing {
         Some(message)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_connection_is_lost_once() {
+        let address: ReplicaAddress = "localhost:1".parse().expect("an address");
+        let line = Line::new(ReplicaId::new(1), address);
+        let first = line.connect();
+        assert_eq!(line.losses(), 0);
+        // Another one takes its place before it is known that the first is lost.
+        let second = line.connect();
+        assert_eq!(line.losses(), 1);
+        assert!(!line.disconnect(first.count));
+        assert_eq!(line.losses(), 1);
+        assert!(line.disconnect(second.count));
+        assert!(line.send(Vec::new()).is_err());
+        assert_eq!(line.losses(), 2);
+        line.connect();
+        assert_eq!(line.losses(), 2);
+    }
+}
