@@ -59,6 +59,7 @@ impl Register {
     /// Makes the owner of a log a member, in the place of a log that this replica had before.
     pub(super) async fn admit(&self, member: Member, owner: LogOwner) -> Result<(), String> {
         let _turn = self.turn.lock().await;
+        self.check_elected()?;
         let replica = member.replica;
         if is_member(&self.raft, owner) {
             return self.describe(member, owner).await;
@@ -140,9 +141,7 @@ impl Register {
         let since = Instant::now();
         let within = self.answers_within();
         loop {
-            let Some(me) = self.elected() else {
-                return Err("this replica does not lead any more".to_owned());
-            };
+            let me = self.check_elected()?;
             let answers = |voter: &&LogOwner| **voter == me || self.roll.has_answered(**voter, since);
             if sets.iter().all(|voters| voters.iter().filter(answers).count() * 2 > voters.len()) {
                 return Ok(None);
@@ -188,11 +187,18 @@ impl Register {
         self.turn.try_lock().is_err()
     }
 
-    /// Whose log this replica has, if it leads.
+    /// Whose log this replica has, if it leads. One that has been dismissed says for a moment that it does; Raft holds no longer that it may
+    /// change members, and fails at that.
     fn elected(&self) -> Option<LogOwner> {
         let metrics = self.raft.metrics();
         let metrics = metrics.borrow();
-        Some(metrics.id).filter(|me| metrics.current_leader == Some(*me))
+        let is_voter = |me: &LogOwner| metrics.membership_config.voter_ids().any(|voter| voter == *me);
+        Some(metrics.id).filter(|me| metrics.current_leader == Some(*me) && is_voter(me))
+    }
+
+    /// Fails if this replica does not lead.
+    fn check_elected(&self) -> Result<LogOwner, String> {
+        self.elected().ok_or_else(|| "this replica does not lead any more".to_owned())
     }
 
     fn voters(&self) -> BTreeSet<LogOwner> {

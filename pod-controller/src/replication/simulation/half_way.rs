@@ -156,6 +156,31 @@ impl Group {
     }
 }
 
+/// One that leads until those without it have agreed to that changes nothing more: Raft takes what it is asked then for what only a leader asks.
+#[test]
+fn whoever_dismisses_itself_dismisses_nobody_after_that() {
+    let calm = Size { replicas: 3, ..CALM };
+    in_worlds(6, calm, |group| {
+        group.agree(|members| members.len() == 3)?;
+        let leader = group.leader().ok_or("nobody leads")?;
+        let other = (leader + 1) % 3;
+        // It is waited for, and meanwhile somebody asks for the next change.
+        group.nodes[other].still_until_ms = group.now_ms + 150;
+        for number in [leader, other] {
+            let asked = &group.nodes[(leader + 2) % 3];
+            asked.life.as_ref().ok_or("it is not there")?.dismiss(group.nodes[number].replica);
+            for _ in 0..100 {
+                group.step()?;
+            }
+        }
+        for _ in 0..500 {
+            group.step()?;
+        }
+        // Whoever lives and was dismissed becomes a member again.
+        group.agree(|members| members.len() == 3)
+    });
+}
+
 /// Otherwise a log that is lost would be counted on for good: its replica is a member, and asks for nothing.
 #[test]
 fn a_dismissal_ends_a_change_of_members_as_it_was_meant() {
