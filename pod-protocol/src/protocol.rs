@@ -8,7 +8,7 @@
 //! | version | what it adds |
 //! |---|---|
 //! | 1.0 | the first |
-//! | 1.1 | controllers tell daemons the version of the pod ([`ProtocolObject`](crate::objects::ProtocolObject)), and keep it in their log; an answer says whether a message was refused or not understood; a column of a striped volume moves ([`DiskObject::beside`](crate::objects::DiskObject::beside)); devices may be packed; volumes may be kept apart or together; hosts and devices bear labels; devices are deleted without their hosts; moves in order keep a backup that carries what is reserved; of VMMs is remembered what a frontend's life before said; what an instance's kind promises of volumes ends with the lease; a fabric may have more elements than one board has lines for; SSDs are known by a number that stands on them; hosts look at how congested elements of the fabric are; guests are shown what discards their SSDs heed; network frontends know where backends receive ([`ChannelObject::receives`](crate::objects::ChannelObject::receives)); striped volumes are sure of something from the beginning |
+//! | 1.1 | controllers tell daemons the version of the pod ([`ProtocolObject`](crate::objects::ProtocolObject)), and keep it in their log; an answer says whether a message was refused or not understood; a column of a striped volume moves ([`DiskObject::beside`](crate::objects::DiskObject::beside)); devices may be packed; volumes may be kept apart or together; hosts and devices bear labels; devices are deleted without their hosts; moves in order keep a backup that carries what is reserved; of VMMs is remembered what a frontend's life before said; what an instance's kind promises of volumes ends with the lease; a fabric may have more elements than one board has lines for; SSDs are known by a number that stands on them; hosts look at how congested elements of the fabric are; guests are shown what discards their SSDs heed; network frontends know where backends receive ([`ChannelObject::receives`](crate::objects::ChannelObject::receives)); striped volumes are sure of something from the beginning; leases that a failover left without a backup get one after it |
 
 use std::fmt;
 
@@ -101,6 +101,9 @@ impl Protocol {
     /// backup carries frames of the guest's length, what a drain waits for goes on at all, and a NIC that is to be empty or is not trusted
     /// is better than none. All replicas have to decide alike.
     pub const DECIDES_BY_MORE: u16 = 1;
+    /// The first minor in which backups are chosen with the command after a failover. Controllers of the one before choose them with it, and
+    /// all replicas have to decide alike.
+    pub const DEFERS_BACKUPS: u16 = 1;
     /// The first minor in which frontends publish sums of what their own instances use of the fabric only, so that it may be as large as
     /// that allows. Controllers of the one before refuse a larger one.
     pub const SHARES_LARGE_FABRICS: u16 = 1;

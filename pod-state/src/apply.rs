@@ -21,6 +21,7 @@ impl State {
         self.begin();
         let mut effects = Vec::new();
         self.change(command, &mut effects)?;
+        self.touch_unbacked();
         self.settle(&mut effects);
         self.conclude(&mut effects);
         self.index += 1;

@@ -364,6 +364,7 @@ impl State {
         attempt: impl FnOnce(&mut Self, &mut Vec<Effect>) -> Result<(), Refusal>,
     ) -> Result<(), Refusal> {
         let (last, failovers, short) = (self.last.clone(), self.failovers, self.short);
+        let unbacked = self.unbacked.clone();
         let effects_before = effects.len();
         let tried = attempt(self, effects);
         if tried.is_err() {
@@ -376,7 +377,7 @@ impl State {
             self.fabric.boards.take_back();
             self.fabric.mchannels.take_back();
             self.regions.take_back();
-            (self.last, self.failovers, self.short) = (last, failovers, short);
+            (self.last, self.failovers, self.short, self.unbacked) = (last, failovers, short, unbacked);
             // As before, there is nothing to tell.
             self.conclude(&mut Vec::new());
             effects.truncate(effects_before);

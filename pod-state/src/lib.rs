@@ -15,6 +15,7 @@ mod apply;
 mod around;
 mod at_hosts;
 mod attachment;
+mod backups;
 mod balance;
 mod balance_volumes;
 mod by_digest;
@@ -167,6 +168,9 @@ pub struct State {
     host_labels: BTreeMap<HostId, Labels>,
     /// How many leases have moved to their backup.
     pub failovers: u64,
+    /// Leases that a failover has left without a backup that works.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    unbacked: BTreeSet<LeaseId>,
     /// Requests that clients may send again.
     #[serde(default)]
     keys: request::Keys,
@@ -208,6 +212,7 @@ impl State {
             drained_hosts: BTreeSet::new(),
             host_labels: BTreeMap::new(),
             failovers: 0,
+            unbacked: BTreeSet::new(),
             keys: request::Keys::default(),
             last: Last::default(),
             short: false,

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cxl_pool::HostId;
+use pod_protocol::ids::LeaseId;
 
 use super::fabric::{Element, Tenant};
 use super::{Command, Effect, InstanceType, Labelled, Labels, Last, Options, Refusal, State};
@@ -30,6 +31,7 @@ struct Rest {
     /// Of hosts, where the command is about them.
     labels: Option<BTreeMap<HostId, Labels>>,
     failovers: u64,
+    unbacked: BTreeSet<LeaseId>,
     key: Option<String>,
     last: Last,
     short: bool,
@@ -77,6 +79,7 @@ impl State {
             drained_hosts: self.drained_hosts.clone(),
             labels: command.labels(Labelled::Host).then(|| self.host_labels.clone()),
             failovers: self.failovers,
+            unbacked: self.unbacked.clone(),
             key: self.keys.latest().map(str::to_owned),
             last: self.last.clone(),
             short: self.short,

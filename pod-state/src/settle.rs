@@ -4,8 +4,8 @@ use cxl_pool::{EndpointId, LineCount};
 use pod_api::EventKind;
 use pod_protocol::ids::{ChannelId, LeaseId};
 
+use super::backups::InNeed;
 use super::index::Life;
-use super::standby::StandbyWish;
 use super::wanting::Wanting;
 use super::{
     DeviceId, Effect, Endpoint, Health, Hold, Kind, Lease, LeaseKind, Options, Presence, Purpose, State,
@@ -29,17 +29,23 @@ impl State {
         self.change_rails();
         self.follow();
         self.nics_leave(effects);
-        // Twice: a lease without a backup may need one to move to, and one that moved may need another.
-        self.choose_standbys();
+        // A lease without a backup may need one to move to, and one that moved may need another.
+        let defers = self.defers_backups();
+        self.choose_backups(if defers { InNeed::Stranded } else { InNeed::All });
         self.fail_over(effects);
-        if !self.leases.is_followed() {
+        let moved = !self.leases.is_followed();
+        if moved {
             self.follow();
             if self.decides_by_more() {
                 // One may have fled to a NIC of a group that is to be empty while others of the group are not.
                 self.change_rails();
                 self.follow();
             }
-            self.choose_standbys();
+        }
+        if moved && defers {
+            self.defer_backups();
+        } else if moved || defers {
+            self.choose_backups(InNeed::All);
         }
         self.drop_lost_replicas(effects);
         self.follow();
@@ -172,50 +178,6 @@ impl State {
         let lease = self.leases.get(&lease);
         let nic = lease.and_then(|lease| if active { lease.active_nic() } else { lease.standby_nic() });
         nic.map_or_else(String::new, |nic| self.device_name(nic))
-    }
-
-    /// Looks for a backup where there is none that works. One that fails and has no better stays: it may come back. A lease
-    /// whose own NIC does not work either takes what there is, an ordinary NIC too.
-    fn choose_standbys(&mut self) {
-        let mut in_need: BTreeSet<LeaseId> =
-            self.touched().filter(|lease| self.needs_standby(lease)).map(|lease| lease.id).collect();
-        // Who found none before finds one only among other NICs, or one on which too many leaned.
-        let waiting = self.found().filter(|found| found.work.has_other_nics);
-        let waiting = waiting.into_iter().flat_map(|it| &it.bare).filter_map(|id| self.leases.get(id));
-        in_need.extend(waiting.filter(|lease| self.needs_standby(lease)).map(|lease| lease.id));
-        for id in in_need {
-            let Some(lease) = self.leases.get(&id) else { continue };
-            let LeaseKind::Nic { active, mtu, features, reserved_mbps, .. } = &lease.kind else { continue };
-            let loads = self.loads_now();
-            let host = self.instances.get(&lease.instance).map(|instance| instance.host);
-            let known = host.map_or_else(Vec::new, |host| self.backends_known_to(host));
-            let wish =
-                StandbyWish { mtu: *mtu, features: *features, reserved_mbps: *reserved_mbps, of: None };
-            let found = loads.place_standby((active, &known), &wish).map(|it| it.0);
-            let any = || if self.is_up(active) { None } else { self.place_move(&loads, lease, false) };
-            let Some(found) = found.or_else(any) else { continue };
-            if let Some(LeaseKind::Nic { standby, .. }) = self.leases.get_mut(&id).map(|it| &mut it.kind) {
-                *standby = Some(found);
-            }
-            // It leans on that one now.
-            self.follow();
-        }
-    }
-
-    /// Whether a lease has no backup that would work.
-    pub(super) fn needs_standby(&self, lease: &Lease) -> bool {
-        let LeaseKind::Nic { active, standby, mtu, .. } = &lease.kind else { return false };
-        let works = |id: &DeviceId| {
-            let device = self.devices.get(id).filter(|device| device.held.is_none());
-            let presence = device.and_then(|device| self.presence_of_owner(id, device));
-            let Some((device, presence)) = device.zip(presence) else { return false };
-            let (is_up, is_lost) = (device.is_up(presence), device.is_lost(presence));
-            // A NIC of its own group does not take over from the others: it fails with them, or works with them.
-            let takes_over = is_up || !is_lost && self.is_up(active);
-            let carries = device.can_carry(*mtu) || !self.decides_by_more();
-            takes_over && carries && !self.is_drained(id) && !self.are_rails(active, id)
-        };
-        !standby.as_ref().is_some_and(works)
     }
 
     /// Gives each life of a network backend its own areas: its predecessor's device may still write to the old ones.

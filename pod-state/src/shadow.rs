@@ -166,6 +166,7 @@ impl State {
             drained_hosts,
             host_labels,
             failovers,
+            unbacked,
             keys,
             last,
             short,
@@ -178,6 +179,7 @@ impl State {
         drained_hosts.clone_from(&now.drained_hosts);
         host_labels.clone_from(&now.host_labels);
         last.clone_from(&now.last);
+        unbacked.clone_from(&now.unbacked);
         if keys.latest() != now.keys.latest() {
             keys.clone_from(&now.keys);
         }

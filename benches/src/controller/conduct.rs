@@ -218,7 +218,9 @@ impl Pod {
         let asked = wishes.len();
         loop {
             self.conductor.turn(std::mem::take(&mut wishes), Instant::now())?;
-            if self.conductor.world_mut().endpoints.events.is_empty() {
+            if self.conductor.world_mut().endpoints.events.is_empty()
+                && !self.conductor.state().lacks_backups()
+            {
                 break;
             }
         }

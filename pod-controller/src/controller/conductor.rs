@@ -177,6 +177,9 @@ impl<W: World> Conductor<W> {
         }
         self.due_load(now, &mut inbox);
         self.due_protocol(now, &mut inbox);
+        if self.state.lacks_backups() {
+            inbox.add(Command::nothing());
+        }
         self.stale |= self.retry_at.is_some_and(|at| at <= now);
         inbox
     }
@@ -360,35 +363,51 @@ impl<W: World> Conductor<W> {
 
     /// Carries out what came.
     fn carry_out(&mut self, inbox: Inbox<W>, now: Instant) -> Decided<W> {
-        let mut effects = inbox.events;
-        let mut logged = Vec::new();
-        let mut answers = Vec::new();
-        let mut regions_changed = false;
+        let mut decided = Decided {
+            logged: Vec::new(),
+            effects: inbox.events,
+            answers: Vec::new(),
+            regions_changed: false,
+        };
         for (command, waiting) in inbox.commands {
-            let were = self.may_leave(&command);
-            let outcome = self.state.carry_out(&command);
-            self.note_balanced((&command, &waiting), &were, outcome.is_err(), now);
-            let answer = match outcome {
-                Ok(outcome) => {
-                    effects.extend(outcome.effects);
-                    if let Waiting::Events { done, .. } = &waiting {
-                        effects.push(done.clone());
-                    }
-                    regions_changed |= outcome.regions_changed;
-                    // What changes nothing is not worth a commit.
-                    if outcome.changed {
-                        logged.push((self.state.index, command));
-                    }
-                    Ok(())
-                }
-                Err(refusal) => {
-                    effects.extend(waiting.refused(&refusal));
-                    Err(refusal)
-                }
-            };
-            answers.push((waiting, answer));
+            // Nothing else takes the room of a backup that has yet to be chosen; another failure waits for none.
+            if self.state.lacks_backups() && !command.tells_of_failure() {
+                self.carry_out_one(Command::nothing(), Waiting::Nobody, &mut decided, now);
+            }
+            self.carry_out_one(command, waiting, &mut decided, now);
         }
-        Decided { logged, effects, answers, regions_changed }
+        decided
+    }
+
+    fn carry_out_one(
+        &mut self,
+        command: Command,
+        waiting: Waiting<W>,
+        decided: &mut Decided<W>,
+        now: Instant,
+    ) {
+        let were = self.may_leave(&command);
+        let outcome = self.state.carry_out(&command);
+        self.note_balanced((&command, &waiting), &were, outcome.is_err(), now);
+        let answer = match outcome {
+            Ok(outcome) => {
+                decided.effects.extend(outcome.effects);
+                if let Waiting::Events { done, .. } = &waiting {
+                    decided.effects.push(done.clone());
+                }
+                decided.regions_changed |= outcome.regions_changed;
+                // What changes nothing is not worth a commit.
+                if outcome.changed {
+                    decided.logged.push((self.state.index, command));
+                }
+                Ok(())
+            }
+            Err(refusal) => {
+                decided.effects.extend(waiting.refused(&refusal));
+                Err(refusal)
+            }
+        };
+        decided.answers.push((waiting, answer));
     }
 
     pub(super) fn act(&mut self, effect: &Effect) {
@@ -431,5 +450,7 @@ impl<W: World> Conductor<W> {
     }
 }
 
+#[cfg(test)]
+mod backups_tests;
 #[cfg(test)]
 mod tests;

@@ -101,7 +101,9 @@ impl<W: World> Conductor<W> {
         self.watch_absent(now);
         self.watch_drains(now);
         let dues = self.fences.values().chain(self.graces.values()).map(|(_, due)| *due);
-        dues.chain(self.retry_at).chain(self.next_of_links()).min()
+        // Backups are chosen as soon as the failover before has been told.
+        let backups = self.state.lacks_backups().then_some(now);
+        dues.chain(backups).chain(self.retry_at).chain(self.next_of_links()).min()
     }
 
     /// Tells endpoints what they should have and have not been told yet, and others what is known.

@@ -26,7 +26,13 @@ impl Changed {
             return digest.0.finish();
         };
         digest.add(&(state.index, state.failovers, state.short, &state.last, state.fabric.last));
-        digest.add(&(&state.drained_hosts, state.hosts.len(), state.types.len(), state.keys.latest()));
+        digest.add(&(
+            &state.drained_hosts,
+            &state.unbacked,
+            state.hosts.len(),
+            state.types.len(),
+            state.keys.latest(),
+        ));
         rows.endpoints.iter().for_each(|id| digest.add(&(id, state.endpoints.get(id))));
         rows.devices.iter().for_each(|id| digest.add(&(id, state.devices.get(id))));
         rows.volumes.iter().for_each(|id| digest.add(&(id, state.volumes.get(id))));

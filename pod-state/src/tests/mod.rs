@@ -14,6 +14,7 @@ use super::*;
 
 mod absent;
 mod allocation;
+mod backups;
 mod crowded;
 mod drain;
 mod fabric;

@@ -6,7 +6,7 @@ use super::*;
 use crate::model::{check_reservations, relieve};
 
 /// Hosts 1 to 6 with net daemons, and these NICs: of which host, and whether it is a backup.
-fn pod_of(nics: &[(u16, &str, bool)]) -> State {
+pub(super) fn pod_of(nics: &[(u16, &str, bool)]) -> State {
     let mut state = State::new(Options { protocol_minor: Protocol::PROVES_MOVES, ..options(2048) });
     for host in 1..=6 {
         let own = nics.iter().filter(|it| it.0 == host);
@@ -122,6 +122,7 @@ fn nothing_goes_home_to_where_others_have_its_room() {
     must(&mut state, &create("a", 2, reserve(6000)));
     let link = |up| Command::Link { device: id(2, "nic0"), up, reason: "a cable".to_owned() };
     must(&mut state, &link(false));
+    must(&mut state, &Command::nothing());
     must(&mut state, &link(true));
     must(&mut state, &create("b", 2, reserve(6000)));
     assert_eq!(nics_of(&state, "b")[0].as_deref(), Some("h2/nic0"));
