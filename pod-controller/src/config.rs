@@ -4,6 +4,12 @@ mod balance;
 mod etcd;
 mod listen;
 mod replication;
+/// How long an endpoint may still act that looks at its fence within this bound, by the controller's clock: a tenth more, for clocks that
+/// drift apart.
+pub(crate) fn fence_wait(bound: Duration) -> Duration {
+    bound * 11 / 10 + Duration::from_millis(10)
+}
+
 #[cfg(test)]
 pub(crate) mod testing;
 mod tls;
@@ -235,6 +241,7 @@ impl Config {
     }
 
     fn check(&self) -> Result<(), String> {
+        self.run.check()?;
         self.balance.check()?;
         if let Some(replication) = &self.replication {
             replication.check()?;
@@ -369,9 +376,9 @@ impl Config {
         Duration::from_millis(self.controller.drain_ms)
     }
 
-    /// How long a fenced endpoint may still act: its own bound, and for clocks that drift apart a tenth more.
+    /// How long a fenced endpoint may still act that keeps the same bound.
     pub fn fence_wait(&self) -> Duration {
-        self.run.fence() * 11 / 10 + Duration::from_millis(10)
+        fence_wait(self.run.fence())
     }
 
     /// The core's options for a pool; without one they are of no pod.

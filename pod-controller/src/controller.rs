@@ -18,13 +18,16 @@ mod telling;
 mod terms;
 pub(crate) mod world;
 
+use std::collections::BTreeSet;
 use std::sync::mpsc::TryRecvError;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use cxl_pool::{CoherenceMode, HardwareMemory, Memory, Pool, ReplicaId, SoftwareMemory};
+use pod_api::EventKind;
 use pod_protocol::controller::{ControllerPort, PortError};
-use pod_state::{Command, Refusal, State};
+use pod_state::{Command, Effect, Options, Refusal, State};
+use serde_json::Value;
 
 use crate::config::Config;
 use crate::replication::ReplicationError;
@@ -112,6 +115,7 @@ impl<M: Memory> Tenure<M> {
         options.protocol_minor = state.options.protocol_minor.min(protocol.minor);
         let mut begun = Vec::new();
         if state.options != options {
+            begun.extend(other_settings(&state.options, &options));
             let mut changed = state.clone();
             let adopted =
                 options.pool != state.options.pool && config.controller.adopt_pool == Some(options.pool);
@@ -176,6 +180,39 @@ fn wishes(requests: &mpsc::Receiver<Request>) -> (Vec<(Command, Reply)>, bool) {
         }
     }
     (wishes, false)
+}
+
+/// Tells which settings are other ones than those that the pod went by, as after a change of the file, or where another replica's file
+/// does not say the same.
+fn other_settings(before: &Options, now: &Options) -> Option<Effect> {
+    // What the members of the pod know is no setting.
+    let now = Options { protocol_minor: before.protocol_minor, ..now.clone() };
+    let (before, now) = (serde_json::to_value(before).ok()?, serde_json::to_value(now).ok()?);
+    let mut changes = Vec::new();
+    note_changes("", &before, &now, &mut changes);
+    if changes.is_empty() {
+        return None;
+    }
+    let message = format!(
+        "it goes by other settings than the controller before: {}; all controllers of a pod should be told the same",
+        changes.join(", ")
+    );
+    tracing::warn!("{message}");
+    Some(Effect::Event { kind: EventKind::ControllerStarted, subject: "controller".to_owned(), message })
+}
+
+fn note_changes(key: &str, before: &Value, now: &Value, changes: &mut Vec<String>) {
+    match (before, now) {
+        (Value::Object(before), Value::Object(now)) => {
+            let keys: BTreeSet<_> = before.keys().chain(now.keys()).collect();
+            for key in keys {
+                let [before, now] = [before, now].map(|all| all.get(key).unwrap_or(&Value::Null));
+                note_changes(key, before, now, changes);
+            }
+        }
+        _ if before != now => changes.push(format!("{} {now}, not {before}", key.replace('_', "-"))),
+        _ => {}
+    }
 }
 
 /// A term of office over whatever memory the pool says it is.
@@ -246,5 +283,34 @@ impl Controller {
         let result = self.tenure.serve(self.desk.requests(), || true);
         self.desk.note_end();
         result.map(|_| ())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pod_state::PlacementPolicy;
+    use pod_state::model::options;
+
+    use super::*;
+
+    #[test]
+    fn settings_that_are_other_ones_are_told() {
+        let before = options(64);
+        let told = |now: &Options| match other_settings(&before, now) {
+            Some(Effect::Event { message, .. }) => Some(message),
+            _ => None,
+        };
+        assert_eq!(told(&Options { protocol_minor: 1, ..before.clone() }), None);
+        let placement = PlacementPolicy {
+            prove_failover: !before.placement.prove_failover,
+            nic_overcommit_percent: 300,
+            ..before.placement
+        };
+        let message = told(&Options { placement, disk_queues: 7, ..before.clone() }).unwrap();
+        for part in
+            ["prove-failover false, not true", "nic-overcommit-percent 300, not 100", "disk-queues 7, not "]
+        {
+            assert!(message.contains(part), "{message}");
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -12,6 +13,9 @@ use serde::de::DeserializeOwned;
 use crate::daemon::check_log_level;
 use crate::protocol::Protocol;
 use crate::run_directory::RunDirectory;
+
+/// For how long a holder may act without having looked at its fence, at least and at most, in ms.
+pub const FENCE_MS: RangeInclusive<u64> = 20..=60_000;
 
 /// What `host.toml` says. Unknown keys are refused: a misspelt one would otherwise be a setting that never takes
 /// effect.
@@ -73,7 +77,8 @@ pub struct RunSection {
     /// How long it does while others have in hand what it has begun, such as an SSD, as long as that ends within this time. What is less
     /// than `busy-poll-us` changes nothing.
     pub poll_in_flight_us: u64,
-    /// How long a holder may act without having looked at its fence. The same in the whole pod.
+    /// How long a holder may act without having looked at its fence, within [`FENCE_MS`]. The same in the whole pod: controllers wait for as long as an
+    /// endpoint says, or as they are told here, whichever is longer.
     pub fence_ms: u64,
     /// How long a worker may be busy with one and the same thing before its daemon is taken for stuck and ends, so that it is
     /// started again. Zero: for ever.
@@ -99,6 +104,25 @@ impl Default for RunSection {
 }
 
 impl RunSection {
+    /// Says what is outside of its range. Controllers have this section too.
+    pub fn check(&self) -> Result<(), String> {
+        if !FENCE_MS.contains(&self.fence_ms) {
+            let (least, most) = (FENCE_MS.start(), FENCE_MS.end());
+            return Err(format!("run.fence-ms = {}: use {least} to {most}", self.fence_ms));
+        }
+        if !matches!(self.worker_timeout_ms, 0 | 500..=600_000) {
+            return Err(format!(
+                "run.worker-timeout-ms = {}: use 500 to 600000, or 0 for no limit",
+                self.worker_timeout_ms
+            ));
+        }
+        let polls = [("busy-poll-us", self.busy_poll_us), ("poll-in-flight-us", self.poll_in_flight_us)];
+        match polls.into_iter().find(|&(_, us)| us > 1_000_000) {
+            Some((key, us)) => Err(format!("run.{key} = {us}: use at most 1000000")),
+            None => Ok(()),
+        }
+    }
+
     /// How long a worker goes on polling after its last work.
     pub fn busy_poll(&self) -> Duration {
         Duration::from_micros(self.busy_poll_us)
@@ -246,20 +270,7 @@ impl HostConfig {
         if let Some(log) = &self.host.log {
             check_log_level(log).map_err(|error| format!("host.log: {error}"))?;
         }
-        if !(20..=60_000).contains(&self.run.fence_ms) {
-            return Err(format!("run.fence-ms = {}: use 20 to 60000", self.run.fence_ms));
-        }
-        if !matches!(self.run.worker_timeout_ms, 0 | 500..=600_000) {
-            return Err(format!(
-                "run.worker-timeout-ms = {}: use 500 to 600000, or 0 for no limit",
-                self.run.worker_timeout_ms
-            ));
-        }
-        let polls =
-            [("busy-poll-us", self.run.busy_poll_us), ("poll-in-flight-us", self.run.poll_in_flight_us)];
-        if let Some((key, us)) = polls.into_iter().find(|&(_, us)| us > 1_000_000) {
-            return Err(format!("run.{key} = {us}: use at most 1000000"));
-        }
+        self.run.check()?;
         let mut names = BTreeSet::new();
         for (kind, table) in
             self.nic.iter().map(|nic| ("nic", nic)).chain(self.ssd.iter().map(|ssd| ("ssd", ssd)))

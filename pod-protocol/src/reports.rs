@@ -111,6 +111,11 @@ pub struct Join {
     /// Parts of the pool that predecessors of this endpoint met and that cannot be read.
     #[serde(default)]
     pub memory_failures: Vec<Area>,
+    /// For how long it may act without having looked at its fence, in ms, within [`FENCE_MS`](crate::config::FENCE_MS): nothing that it held is given
+    /// on before that is over. [`Endpoint`](crate::endpoint::Endpoint) says it for all daemons; those of versions before this one do not,
+    /// and keep what is set for the whole pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fence_ms: Option<u64>,
 }
 
 /// A device that an endpoint owns.

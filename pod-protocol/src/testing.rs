@@ -209,6 +209,7 @@ pub(crate) fn join() -> Join {
         software: "test 1".into(),
         pid: std::process::id(),
         memory_failures: Vec::new(),
+        fence_ms: None,
         devices: vec![DeviceReport::Nic {
             name: "nic0".into(),
             driver: "null".into(),

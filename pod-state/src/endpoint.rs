@@ -14,6 +14,9 @@ pub struct Endpoint {
     /// Storage backends: it was away for so long that guests are not made to wait for it any more.
     #[serde(default)]
     pub given_up: bool,
+    /// For how long it may act without having looked at its fence, in ms, if it has said so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fence_ms: Option<u64>,
 }
 
 /// Whether an endpoint is there.

@@ -2,6 +2,7 @@ use std::collections::BTreeSet;
 
 use cxl_pool::{EndpointId, Role};
 use pod_api::EventKind;
+use pod_protocol::config::FENCE_MS;
 use pod_protocol::ids::LeaseId;
 use pod_protocol::reports::{DeviceReport, Join};
 use pod_protocol::volume_table::VolumeTable;
@@ -45,6 +46,7 @@ impl State {
                 software: join.software.clone(),
                 pid: join.pid,
                 given_up: false,
+                fence_ms: join.fence_ms,
             },
         );
         self.memory_failed(id, &join.memory_failures, effects);
@@ -108,6 +110,9 @@ impl State {
                 "{} failures of the pool's memory are more than {FAILURES_MAX}: replace the memory, and make a new pool",
                 join.memory_failures.len()
             ));
+        }
+        if let Some(ms) = join.fence_ms.filter(|ms| !FENCE_MS.contains(ms)) {
+            return conflict(format!("fence-ms = {ms}: use {} to {}", FENCE_MS.start(), FENCE_MS.end()));
         }
         let mut names = BTreeSet::new();
         for report in &join.devices {

@@ -116,6 +116,7 @@ fn serve<M: Memory>(
         pid: std::process::id(),
         devices: reports(&ssds),
         memory_failures: memory_failures::recorded(pool, config, role)?,
+        fence_ms: None,
     };
     let left_out = std::mem::take(&mut ssds.left_out);
     let endpoint = Endpoint::try_join(pool, memory.clone(), config, role, join, |reporter, fence| {

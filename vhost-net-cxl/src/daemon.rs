@@ -221,6 +221,7 @@ fn run<M: Memory>(
         pid: std::process::id(),
         devices,
         memory_failures: memory_failures::recorded(pool, config, role)?,
+        fence_ms: None,
     };
     let endpoint = Endpoint::try_join(pool, memory.clone(), config, role, join, make)?;
     Ok(endpoint.run_until(stop)?)

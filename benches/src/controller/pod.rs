@@ -145,6 +145,7 @@ pub(super) fn join(number: u16, role: Role) -> Join {
         pid: 1,
         devices,
         memory_failures: Vec::new(),
+        fence_ms: None,
     }
 }
 

@@ -217,6 +217,7 @@ impl FakeDaemon {
             pid: std::process::id(),
             devices,
             memory_failures: Vec::new(),
+            fence_ms: None,
         };
         let (sender, told) = mpsc::channel();
         let handler = Noting { sender, nic: nic.map(str::to_owned) };

@@ -208,6 +208,7 @@ impl Pod {
             pid: std::process::id(),
             devices: Vec::new(),
             memory_failures: Vec::new(),
+            fence_ms: None,
         };
         let section = config.run.clone();
         let endpoint = Endpoint::try_join(pool, control, &config, own.role, join, |_, fence| {

@@ -129,6 +129,7 @@ impl Pod {
                     pid: 1,
                     devices: if owns { devices.clone() } else { Vec::new() },
                     memory_failures: Vec::new(),
+                    fence_ms: None,
                 };
                 must(&mut state, &Command::Join { endpoint, incarnation: 1, join })?;
             }

@@ -17,6 +17,7 @@ use super::inbox::{Decided, Inbox, Waiting};
 use super::telling::Told;
 use super::world::World;
 use crate::balance::{BalancePolicy, LoadHistory};
+use crate::config::fence_wait;
 use crate::link_policy::{LinkHistory, LinkPolicy};
 use crate::reconcile::{Answer, Reconciler};
 
@@ -28,7 +29,7 @@ const EVENTS_PER_TURN_MAX: usize = 4096;
 /// How long things may take.
 #[derive(Clone, Copy, Debug)]
 pub struct Delays {
-    /// Until whoever was fenced must have stopped.
+    /// Until whoever was fenced must have stopped, unless it has said that it takes longer.
     pub fence: Duration,
     /// For how long guests wait for a storage backend that is away.
     pub blk_grace: Duration,
@@ -258,6 +259,15 @@ impl<W: World> Conductor<W> {
             self.world.answer(request, Err("it was not granted anything: join again".to_owned()));
             return;
         };
+        if let Some(ms) = join.fence_ms
+            && fence_wait(Duration::from_millis(ms)) > self.delays.fence
+        {
+            tracing::warn!(
+                %endpoint,
+                "its fence-ms is {ms}, and this controller's less: should it fall silent, others get what it had after that time; set the \
+                 same in [run] on all hosts and of all controllers"
+            );
+        }
         self.note_working(endpoint.host, join.devices.iter());
         let command = Command::Join { endpoint, incarnation, join };
         inbox.commands.push((command, Waiting::Join { endpoint, incarnation, request }));
@@ -410,6 +420,13 @@ impl<W: World> Conductor<W> {
         decided.answers.push((waiting, answer));
     }
 
+    /// How long this life of an endpoint may still act after its fence is visible: its host may keep a longer bound than this controller was told of.
+    fn fence_wait(&self, endpoint: EndpointId, incarnation: u64) -> Duration {
+        let known = self.state.endpoints.get(&endpoint).filter(|known| known.incarnation == incarnation);
+        let bound = known.and_then(|known| known.fence_ms).map(Duration::from_millis);
+        bound.map_or(self.delays.fence, |bound| fence_wait(bound).max(self.delays.fence))
+    }
+
     pub(super) fn act(&mut self, effect: &Effect) {
         if let Effect::Fence { endpoint, incarnation } = effect {
             match self.world.fence(*endpoint, *incarnation) {
@@ -420,7 +437,8 @@ impl<W: World> Conductor<W> {
                         // Should it be joining just now, it is not told anything either.
                         self.granted.remove(endpoint);
                     }
-                    self.fences.insert(*endpoint, (*incarnation, visible + self.delays.fence));
+                    let wait = self.fence_wait(*endpoint, *incarnation);
+                    self.fences.insert(*endpoint, (*incarnation, visible + wait));
                 }
                 Err(error) => tracing::error!(%endpoint, "cannot be fenced: {error}"),
             }

@@ -83,6 +83,7 @@ fn joined(state: &mut State, endpoint: EndpointId, incarnation: u64) {
         pid: 1,
         devices,
         memory_failures: Vec::new(),
+        fence_ms: None,
     };
     state.apply(&state::Command::Join { endpoint, incarnation, join }).expect("a good join");
 }

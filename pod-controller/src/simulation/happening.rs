@@ -114,6 +114,7 @@ impl Physical {
             pid: 1,
             devices,
             memory_failures: Vec::new(),
+            fence_ms: None,
         };
         let request = (endpoint, grant.connection);
         self.says(endpoint, PortEvent::Joined { endpoint, request, join });

@@ -43,6 +43,7 @@ pub(super) fn command(number: u64) -> Command {
             pid: 1,
             devices: Vec::new(),
             memory_failures: Vec::new(),
+            fence_ms: None,
         },
     }
 }

@@ -72,9 +72,10 @@ impl<M: Memory> Endpoint<M> {
         memory: M,
         config: &HostConfig,
         role: Role,
-        join: Join,
+        mut join: Join,
         make_handler: impl FnOnce(Reporter, Fence) -> Result<Box<dyn Handler>, E>,
     ) -> Result<Self, JoinError> {
+        join.fence_ms = Some(config.run.fence_ms);
         let endpoint = EndpointId::new(config.host.id, role);
         if !layout.has(endpoint) {
             let slots = layout.endpoints().map(|endpoint| endpoint.host.get()).max().unwrap_or(0);

@@ -46,6 +46,7 @@ pub fn join(host: u16, devices: Vec<DeviceReport>) -> Join {
         pid: 7,
         devices,
         memory_failures: Vec::new(),
+        fence_ms: None,
     }
 }
 

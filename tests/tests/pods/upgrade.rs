@@ -244,6 +244,7 @@ fn stranger_is_refused(pod: &Pod) {
         pid: std::process::id(),
         devices: Vec::new(),
         memory_failures: Vec::new(),
+        fence_ms: None,
     };
     let stranger =
         Endpoint::join(&pool, pool.software(), &config, Slot::NetFrontend, join, |_, _| Box::new(Idle));

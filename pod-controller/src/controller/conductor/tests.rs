@@ -47,3 +47,31 @@ fn what_is_heard_of_whoever_joins_in_the_same_turn_counts() {
     assert_eq!(presence_after(joins().into_iter().chain([silent, back])), Some(Presence::Joined));
     assert_eq!(presence_after([PortEvent::Gone { endpoint: BACKEND }]), None);
 }
+
+/// Hosts may have been told otherwise than their controller for how long they may act unseen.
+#[test]
+fn who_may_act_for_longer_than_its_controller_knows_is_waited_for() {
+    let now = Instant::now();
+    let due = |fence_ms: Option<u64>| {
+        let (second, mut joins) = (Duration::from_secs(1), joins());
+        let delays = Delays { fence: second, blk_grace: second, drain: second };
+        let fail_back = FailBack::default();
+        let links = LinkPolicy { flaps: 0, flap_window: second, hold: second, fail_back, stable: second };
+        if let PortEvent::Joined { join, .. } = &mut joins[1] {
+            join.fence_ms = fence_ms;
+        }
+        let listener = Listener { events: joins.into(), ..Listener::default() };
+        let policies = (delays, links, BalancePolicy::default());
+        let mut conductor = Conductor::new(listener, State::new(options(64)), 1, policies);
+        let Ok(_) = conductor.turn(Vec::new(), now);
+        conductor.act(&Effect::Fence { endpoint: BACKEND, incarnation: 1 });
+        let (_, due) = conductor.fences[&BACKEND];
+        due.duration_since(now)
+    };
+    let short = Duration::from_millis(900);
+    for fence_ms in [None, Some(20), Some(250)] {
+        let due = due(fence_ms);
+        assert!(due >= short && due < 10 * short, "{fence_ms:?}: {due:?}");
+    }
+    assert!(due(Some(60_000)) >= Duration::from_secs(66));
+}

@@ -288,6 +288,7 @@ impl FakeEndpoint {
             pid: 1,
             devices,
             memory_failures: Vec::new(),
+            fence_ms: None,
         };
         assert_eq!(config.host.id, HostId::new(host));
         let held: Arc<Mutex<Held>> = Arc::default();
