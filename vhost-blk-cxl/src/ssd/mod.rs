@@ -164,7 +164,11 @@ pub fn open(config: &SsdConfig, pool: &Pool, losses: Option<PathBuf>) -> Result<
             Box::new(FileSsd::open_volatile(&config.name, path, *size_bytes, pool, cache)?)
         }
         DriverKind::VhostUser { socket, patience } => {
-            Box::new(VhostUserSsd::connect(&config.name, socket, pool)?.waiting_for(*patience))
+            let ssd = VhostUserSsd::connect(&config.name, socket, pool)?.waiting_for(*patience);
+            match losses {
+                Some(losses) => Box::new(ssd.noting_losses_in(losses)),
+                None => Box::new(ssd),
+            }
         }
         DriverKind::Null { size_bytes } => Box::new(NullSsd::new(*size_bytes)),
     })

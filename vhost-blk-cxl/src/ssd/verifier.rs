@@ -3,7 +3,7 @@
 use std::fs;
 use std::hash::{BuildHasher, DefaultHasher, Hasher, RandomState};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Where a process's status says when it started, counted behind its name.
 const STARTED_AT: usize = 19;
@@ -31,23 +31,65 @@ fn started(pid: i32) -> Option<String> {
 
 /// The same, of a device of which it may have been noted there that it lost writes all the same.
 pub(super) fn noted_verifier(path: &Path) -> u64 {
-    match fs::read(path) {
-        Ok(noted) => verifier_after(&noted),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => boot_verifier(),
-        // Not knowing is taken for a loss.
-        Err(_) => random(),
-    }
+    verifier_after(&noted(path))
 }
 
 /// Notes that a device lost writes, so that whoever opens it next has another verifier.
 pub(super) fn note_loss(path: &Path) -> io::Result<()> {
+    note(path, &random().to_le_bytes())
+}
+
+/// What is noted there of losses: nothing if there was none.
+fn noted(path: &Path) -> Vec<u8> {
+    match fs::read(path) {
+        Ok(noted) => noted,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+        // Not knowing is taken for a loss.
+        Err(_) => random().to_le_bytes().to_vec(),
+    }
+}
+
+fn note(path: &Path, loss: &[u8]) -> io::Result<()> {
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent)?;
     }
     // As a whole: half of it would be another number after the other half came.
     let whole = path.with_extension("lost.new");
-    fs::write(&whole, random().to_le_bytes())?;
+    fs::write(&whole, loss)?;
     fs::rename(whole, path)
+}
+
+/// What a device has lost that lives on.
+#[derive(Debug, Default)]
+pub(super) struct Losses {
+    /// Where it is noted for whoever opens the device next.
+    path: Option<PathBuf>,
+    /// The latest, as it is noted; nothing if there was none.
+    latest: Vec<u8>,
+}
+
+impl Losses {
+    /// Those that are noted there, where others will be.
+    pub(super) fn noted_in(path: PathBuf) -> Self {
+        Self { latest: noted(&path), path: Some(path) }
+    }
+
+    /// There is another one. Here it is known also if it cannot be noted.
+    pub(super) fn add(&mut self) -> io::Result<()> {
+        self.latest = random().to_le_bytes().to_vec();
+        self.path.as_ref().map_or(Ok(()), |path| note(path, &self.latest))
+    }
+
+    /// The verifier of the device, which would have this one if it had lost nothing.
+    pub(super) fn verifier(&self, unharmed: u64) -> u64 {
+        if self.latest.is_empty() {
+            return unharmed;
+        }
+        let mut hasher = DefaultHasher::new();
+        hasher.write_u64(unharmed);
+        hasher.write(&self.latest);
+        hasher.finish()
+    }
 }
 
 fn verifier_after(losses: &[u8]) -> u64 {
@@ -115,5 +157,28 @@ mod tests {
         assert!(once != boot_verifier() && once == noted_verifier(&path));
         note_loss(&path).unwrap();
         assert_ne!(noted_verifier(&path), once);
+    }
+
+    #[test]
+    fn a_loss_of_what_lives_on_is_known_here_and_to_whoever_comes_next() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("locks/h1-ssd-a.lost");
+        let mut losses = Losses::noted_in(path.clone());
+        assert_eq!(losses.verifier(7), 7);
+        losses.add().unwrap();
+        let once = losses.verifier(7);
+        assert!(once != 7 && once != losses.verifier(8));
+        assert_eq!(Losses::noted_in(path.clone()).verifier(7), once);
+        losses.add().unwrap();
+        assert!(losses.verifier(7) != once && losses.verifier(7) != 7);
+        let file = directory.path().join("file");
+        fs::write(&file, []).unwrap();
+        let mut nowhere = Losses::noted_in(file.join("h1-ssd-a.lost"));
+        let unknown = nowhere.verifier(7);
+        assert_ne!(unknown, 7, "not knowing is taken for a loss");
+        assert!(nowhere.add().is_err() && nowhere.verifier(7) != unknown);
+        let mut unnoted = Losses::default();
+        unnoted.add().unwrap();
+        assert_ne!(unnoted.verifier(7), 7);
     }
 }

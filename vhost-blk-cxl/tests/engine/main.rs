@@ -35,6 +35,7 @@ mod restarts;
 mod striped;
 mod striped_power;
 mod untold;
+mod vhost_user_flushes;
 mod vhost_user_return;
 mod vhost_user_ssd;
 mod zero_copy;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cxl_pool::{Area, CreateOptions, HardwareMemory, LineOffset, Pool};
+use cxl_pool::{Area, CreateOptions, HardwareMemory, LineOffset, Memory, Pool};
 use pod_protocol::endpoint::Handler;
 use pod_protocol::ids::{LeaseId, VolumeId};
 use pod_protocol::objects::{DiskObject, Object, Priority, Qos, VolumeObject};
@@ -19,6 +19,31 @@ struct Two {
     volume: VolumeObject,
     control: Arc<Control>,
     other: Arc<Control>,
+}
+
+/// A second disk of the pod's instance, whose volume lies on this SSD, before the first one's if it is the same.
+pub(crate) fn second<M: Memory>(pod: &Pod<M>, ssd: &str) -> (DiskObject, VolumeObject) {
+    let lease = LeaseId::new(8).unwrap();
+    let data_area = Area::new(LineOffset::new(pod.data.end().get()), pod.data.lines);
+    let disk = DiskObject {
+        lease,
+        device: "vol1".to_owned(),
+        socket: "vm0-vol1.sock".to_owned(),
+        vmm_listens: false,
+        size_bytes: VOLUME_START,
+        data_area,
+        ..pod.disk.clone()
+    };
+    let volume = VolumeObject {
+        lease,
+        volume: VolumeId::new(2),
+        ssd: ssd.to_owned(),
+        start_bytes: 0,
+        size_bytes: VOLUME_START,
+        data_area,
+        ..pod.volume.clone()
+    };
+    (disk, volume)
 }
 
 impl Two {
@@ -48,27 +73,8 @@ impl Two {
             OpenedSsd { queue_depth, ..OpenedSsd::new("ssd1", ram(&other)) },
         ]);
         pod.start_frontend();
-        let lease = LeaseId::new(8).unwrap();
-        let data_area = Area::new(LineOffset::new(pod.data.end().get()), pod.data.lines);
-        let disk = DiskObject {
-            lease,
-            device: "vol1".to_owned(),
-            socket: "vm0-vol1.sock".to_owned(),
-            vmm_listens: false,
-            size_bytes: VOLUME_START,
-            data_area,
-            ..pod.disk.clone()
-        };
         let ssd = if same_device { "ssd0" } else { "ssd1" };
-        let volume = VolumeObject {
-            lease,
-            volume: VolumeId::new(2),
-            ssd: ssd.to_owned(),
-            start_bytes: 0,
-            size_bytes: VOLUME_START,
-            data_area,
-            ..pod.volume.clone()
-        };
+        let (disk, volume) = second(&pod, ssd);
         let mut two = Self { pod, disk, volume, control, other };
         two.pod.new_channel();
         two.pod.apply_volume();

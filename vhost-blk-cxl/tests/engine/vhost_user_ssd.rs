@@ -26,24 +26,46 @@ pub(crate) struct Target {
     child: Child,
     socket: PathBuf,
     pub(crate) file: File,
-    _directory: tempfile::TempDir,
+    /// The first flush of each process fails.
+    fails_a_flush: bool,
+    directory: tempfile::TempDir,
 }
 
 impl Target {
     pub(crate) fn start(bytes: u64, export: &str) -> Self {
+        Self::start_with(bytes, export, false)
+    }
+
+    /// It reports once that it could not write what it has in its cache.
+    pub(crate) fn start_failing_a_flush(bytes: u64, export: &str) -> Self {
+        Self::start_with(bytes, export, true)
+    }
+
+    fn start_with(bytes: u64, export: &str, fails_a_flush: bool) -> Self {
         let directory = tempfile::tempdir_in("/dev/shm").unwrap();
         let (path, socket) = (directory.path().join("disk"), directory.path().join("socket"));
         let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
         file.set_len(bytes).unwrap();
-        let child = Self::serve(&path, &socket, export);
-        Self { child, socket, file, _directory: directory }
+        let child = Self::serve(&path, &socket, export, fails_a_flush);
+        Self { child, socket, file, fails_a_flush, directory }
     }
 
-    fn serve(path: &Path, socket: &Path, export: &str) -> Child {
+    /// A place for something else that belongs to it.
+    pub(crate) fn beside(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn serve(path: &Path, socket: &Path, export: &str, fails_a_flush: bool) -> Child {
+        let rules = if fails_a_flush {
+            ",inject-error.0.event=none,inject-error.0.iotype=flush,inject-error.0.once=on"
+        } else {
+            ""
+        };
         let child = Process::new("setpriv")
             .args(["--pdeathsig", "KILL", "qemu-storage-daemon", "--blockdev"])
             .arg(format!("driver=file,node-name=f0,filename={},discard=unmap", path.display()))
-            .args(["--blockdev", "driver=raw,node-name=d0,file=f0,discard=unmap", "--export"])
+            .args(["--blockdev", &format!("driver=blkdebug,node-name=b0,image=f0,discard=unmap{rules}")])
+            .args(["--blockdev", "driver=raw,node-name=d0,file=b0,discard=unmap", "--export"])
             .arg(format!(
                 "type=vhost-user-blk,id=e0,node-name=d0,addr.type=unix,addr.path={}{export}",
                 socket.display()
@@ -60,7 +82,7 @@ impl Target {
         self.kill();
         // The dead one leaves it.
         let _ = std::fs::remove_file(&self.socket);
-        self.child = Self::serve(&self.socket.with_file_name("disk"), &self.socket, export);
+        self.child = Self::serve(&self.beside("disk"), &self.socket, export, self.fails_a_flush);
     }
 
     pub(crate) fn kill(&mut self) {
@@ -116,7 +138,7 @@ impl Bench {
         }
     }
 
-    fn finish(&mut self, count: usize) -> Vec<Finished> {
+    pub(crate) fn finish(&mut self, count: usize) -> Vec<Finished> {
         let mut finished = Vec::new();
         self.ssd.kick();
         loop {

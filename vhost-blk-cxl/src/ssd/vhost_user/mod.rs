@@ -6,6 +6,9 @@
 //!
 //! A target that goes away may come back, as one does that is upgraded: what it had is kept meanwhile, and done once more from its beginning.
 //! Where that takes too long the device has failed, with all that it had, until the target is there after all.
+//!
+//! A target may tell once that it could not write what it has in its cache, to whoever flushes first. So after a flush that failed the
+//! device has another write verifier: what was written before, for whomever, nobody vouches for.
 
 mod config;
 mod connection;
@@ -16,17 +19,18 @@ mod ring;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cxl_pool::Pool;
 use rustix::event::{PollFd, PollFlags, epoll, poll};
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 
 use self::connection::{Connection, Target};
 use self::identity::Disk;
 use self::reconnecting::{News, Reconnecting};
 use self::requests::Requests;
+use super::verifier::Losses;
 use super::{Command, Finished, Full, Geometry, OpenError, Outcome, Ssd};
 use crate::segments::Segment;
 
@@ -43,7 +47,15 @@ pub struct VhostUserSsd {
     /// Readable when the target called, is gone, or is back.
     events: OwnedFd,
     ended: Vec<Finished>,
+    /// The target's, by the process that it is.
+    target_verifier: u64,
     write_verifier: u64,
+    losses: Losses,
+    /// A flush failed. What has been reaped by now was written before, and has the verifier of before; what is reaped from here on has
+    /// another one.
+    flush_failed: bool,
+    /// That flushes fail has been said.
+    said: bool,
     patience: Duration,
 }
 
@@ -84,7 +96,11 @@ impl VhostUserSsd {
             link: Link::There(Box::new(connection)),
             events,
             ended: Vec::new(),
+            target_verifier: write_verifier,
             write_verifier,
+            losses: Losses::default(),
+            flush_failed: false,
+            said: false,
             patience: RECONNECT_PATIENCE,
         })
     }
@@ -95,7 +111,14 @@ impl VhostUserSsd {
         Self { patience, ..self }
     }
 
-    /// Takes what the target answered. True if there was anything.
+    /// Has whoever connects to the same target next know by what is noted there that a flush failed.
+    #[must_use]
+    pub fn noting_losses_in(self, path: PathBuf) -> Self {
+        let losses = Losses::noted_in(path);
+        Self { write_verifier: losses.verifier(self.target_verifier), losses, ..self }
+    }
+
+    /// Takes what the target answered, up to a flush that failed. True if there was anything.
     fn collect(&mut self, into: &mut Vec<Finished>) -> bool {
         let Link::There(connection) = &mut self.link else { return false };
         let mut any = false;
@@ -106,8 +129,32 @@ impl VhostUserSsd {
                 connection.ring.put(&next, self.requests.list(next.slot));
             }
             into.extend(finished);
+            if self.requests.take_failed_flush() {
+                // What follows is not to wait for another call.
+                let _ = rustix::io::write(&connection.call, &1_u64.to_ne_bytes());
+                self.note_loss();
+                break;
+            }
         }
         any
+    }
+
+    /// Before the answer to the flush goes out: nobody is to vouch for what may be gone.
+    fn note_loss(&mut self) {
+        self.flush_failed = true;
+        let ssd = &self.target.name;
+        if std::mem::replace(&mut self.said, true) {
+            debug!(ssd, "another flush failed");
+        } else {
+            error!(
+                ssd,
+                "a flush failed: what was written before and not flushed is taken for lost, of all volumes"
+            );
+        }
+        if let Err(error) = self.losses.add() {
+            error!(ssd, %error, "it cannot be noted that a flush failed: restart the target before this backend is restarted, or \
+                guests do not hear of what it lost");
+        }
     }
 
     /// The target closed the connection. What it answered before was taken.
@@ -155,7 +202,9 @@ impl VhostUserSsd {
 
     fn resume(&mut self, mut connection: Box<Connection>, into: &mut Vec<Finished>) {
         // Of what this says that something may be lost, all answers from here on do.
-        self.write_verifier = connection.write_verifier;
+        self.target_verifier = connection.write_verifier;
+        self.write_verifier = self.losses.verifier(self.target_verifier);
+        self.said = false;
         let again = self.requests.begin_anew(connection.abilities, into);
         info!(
             ssd = self.target.name,
@@ -235,6 +284,9 @@ impl Ssd for VhostUserSsd {
 
     fn reap(&mut self, into: &mut Vec<Finished>) {
         into.append(&mut self.ended);
+        if std::mem::take(&mut self.flush_failed) {
+            self.write_verifier = self.losses.verifier(self.target_verifier);
+        }
         let Link::There(_) = self.link else { return self.look_for_target(into) };
         if !self.collect(into) {
             let mut fds = [PollFd::new(&self.events, PollFlags::IN)];

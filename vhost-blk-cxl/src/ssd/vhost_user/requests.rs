@@ -83,6 +83,14 @@ enum Stage {
 struct Slot {
     command: Command,
     stage: Stage,
+    /// A flush failed since it began.
+    again: bool,
+}
+
+impl Slot {
+    const fn new(command: Command, stage: Stage) -> Self {
+        Self { command, stage, again: false }
+    }
 }
 
 /// All commands that the target works on.
@@ -93,6 +101,7 @@ pub(super) struct Requests {
     /// By slot: where the data of a command lies that has it in several places, else nothing.
     lists: Vec<Vec<Segment>>,
     free: Vec<u16>,
+    flush_failed: bool,
 }
 
 impl Requests {
@@ -103,7 +112,8 @@ impl Requests {
 
     pub(super) fn new(abilities: Abilities) -> Self {
         let lists = vec![Vec::new(); DEPTH.into()];
-        Self { abilities, slots: vec![None; DEPTH.into()], lists, free: (0..DEPTH).rev().collect() }
+        let free = (0..DEPTH).rev().collect();
+        Self { abilities, slots: vec![None; DEPTH.into()], lists, free, flush_failed: false }
     }
 
     /// The places of a command's data, if there are several.
@@ -133,7 +143,7 @@ impl Requests {
     pub(super) fn begin(&mut self, command: Command) -> Result<Option<Outgoing>, Full> {
         let Some(stage) = self.first_stage(command.operation) else { return Ok(None) };
         let slot = self.free.pop().ok_or(Full)?;
-        self.slots[usize::from(slot)] = Some(Slot { command, stage });
+        self.slots[usize::from(slot)] = Some(Slot::new(command, stage));
         Ok(self.outgoing(slot))
     }
 
@@ -148,12 +158,27 @@ impl Requests {
         self.begin(command)
     }
 
+    /// Whether a flush failed since this was asked last, of a command of its own or after a write that is not to end in a cache. What the
+    /// target has in hand then it has to do once more.
+    pub(super) const fn take_failed_flush(&mut self) -> bool {
+        std::mem::replace(&mut self.flush_failed, false)
+    }
+
+    /// A target that could not write something may say so once, to whoever flushes first, and forget it. That may be what it was writing
+    /// for others, which it has yet to answer; and what else it flushes is no sign that nothing is lost.
+    fn doubt_all(&mut self) {
+        self.flush_failed = true;
+        for entry in self.slots.iter_mut().flatten() {
+            entry.again = entry.command.operation != Operation::Read;
+        }
+    }
+
     /// The target answered: the next request of the same command, or how it ended. Neither for a slot that it does not
     /// have.
     pub(super) fn answered(&mut self, slot: u16, status: u8) -> (Option<Outgoing>, Option<Finished>) {
-        let Some(Some(entry)) = self.slots.get_mut(usize::from(slot)) else { return (None, None) };
-        let (command, left) = (entry.command, left(entry));
-        let step = step(entry, &self.lists[usize::from(slot)], self.abilities);
+        let Some(&Some(entry)) = self.slots.get(usize::from(slot)) else { return (None, None) };
+        let (command, left) = (entry.command, left(&entry));
+        let step = step(&entry, &self.lists[usize::from(slot)], self.abilities);
         let unsupported = u32::from(status) == VIRTIO_BLK_S_UNSUPP;
         let next = match entry.stage {
             Stage::Range { .. } if unsupported && command.operation == Operation::Discard => {
@@ -173,15 +198,23 @@ impl Requests {
             Stage::Range { done } => Ok(Stage::Range { done: done + step }),
             Stage::Zeros { done } => Ok(Stage::Zeros { done: done + step }),
         };
+        let failed = next == Err(Outcome::Failed);
+        let next = match self.first_stage(command.operation) {
+            Some(first) if entry.again && !failed => Ok(first),
+            _ => next,
+        };
         match next {
             Ok(stage) => {
-                entry.stage = stage;
+                self.slots[usize::from(slot)] = Some(Slot::new(command, stage));
                 (self.outgoing(slot), None)
             }
             Err(outcome) => {
                 self.slots[usize::from(slot)] = None;
                 self.lists[usize::from(slot)].clear();
                 self.free.push(slot);
+                if failed && entry.stage == Stage::Sync {
+                    self.doubt_all();
+                }
                 (None, Some(Finished { id: command.id, outcome }))
             }
         }
@@ -195,7 +228,7 @@ impl Requests {
         for slot in 0..DEPTH {
             let Some(command) = self.slots[usize::from(slot)].map(|entry| entry.command) else { continue };
             let stage = self.first_stage(command.operation);
-            self.slots[usize::from(slot)] = stage.map(|stage| Slot { command, stage });
+            self.slots[usize::from(slot)] = stage.map(|stage| Slot::new(command, stage));
             if stage.is_none() {
                 self.lists[usize::from(slot)].clear();
                 self.free.push(slot);
@@ -401,5 +434,40 @@ mod tests {
         requests.fail_all(&mut finished);
         assert_eq!(finished.len(), usize::from(DEPTH));
         assert!(requests.is_empty() && finished.iter().all(|it| it.outcome == Outcome::Failed));
+    }
+
+    #[test]
+    fn what_is_under_way_when_a_flush_fails_is_done_once_more() {
+        let mut requests = Requests::new(ABLE);
+        let write = |through| command(Operation::Write, 8192, through);
+        let commands = [
+            command(Operation::Flush, 0, false),
+            command(Operation::Flush, 0, false),
+            write(false),
+            write(true),
+            command(Operation::WriteZeroes, 20 * 512, false),
+            command(Operation::Read, 8192, false),
+        ];
+        let begun = commands.map(|it| requests.begin(it).unwrap().unwrap());
+        let [failing, flush, plain, through, zeroes, read] = begun;
+        // One is at its flush, and one has had a part of its range.
+        assert_eq!(requests.answered(through.slot, OK).0.unwrap().kind, VIRTIO_BLK_T_FLUSH);
+        assert!(requests.answered(zeroes.slot, OK).0.is_some());
+        assert!(!requests.take_failed_flush());
+        assert_eq!(requests.answered(failing.slot, IOERR).1.unwrap().outcome, Outcome::Failed);
+        assert!(requests.take_failed_flush() && !requests.take_failed_flush());
+        for again in [flush, plain, through, zeroes] {
+            assert_eq!(requests.answered(again.slot, OK), (Some(again), None), "from its beginning");
+        }
+        assert_eq!(requests.answered(read.slot, OK).1.unwrap().outcome, Outcome::Done);
+        for once in [flush, plain] {
+            assert_eq!(requests.answered(once.slot, OK).1.unwrap().outcome, Outcome::Done);
+        }
+        assert_eq!(requests.answered(zeroes.slot, IOERR).1.unwrap().outcome, Outcome::Failed);
+        assert!(!requests.take_failed_flush(), "it was no flush");
+        // A write that is not to end in a cache is flushed, which may fail too.
+        assert!(requests.answered(through.slot, OK).0.is_some());
+        assert_eq!(requests.answered(through.slot, IOERR).1.unwrap().outcome, Outcome::Failed);
+        assert!(requests.take_failed_flush() && requests.is_empty());
     }
 }
