@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::claims::{at_most, believed};
 use crate::mchannel::{Hop, Mchannel, check_weight, exact};
 use crate::share::Totals;
 use crate::{
@@ -47,9 +48,19 @@ struct Element {
     observed: bool,
     members: Vec<Member>,
     /// Of all tenants at the element, on any host, in the order of their numbers.
-    totals: Vec<(TenantId, f64, Totals)>,
+    totals: Vec<Total>,
     root: Totals,
     peers: PeerSignals,
+}
+
+/// A tenant at an element, over all hosts.
+#[derive(Clone, Copy, Debug)]
+struct Total {
+    tenant: TenantId,
+    weight: f64,
+    sums: Totals,
+    /// Who spoke of it last.
+    said_by: Option<u16>,
 }
 
 /// A tenant with mchannels of this host through an element.
@@ -69,6 +80,8 @@ struct PeerSignals {
     capacity: f64,
     hosts: f64,
     load: f64,
+    /// Who spoke of it last.
+    said_by: Option<u16>,
 }
 
 impl Host {
@@ -273,14 +286,18 @@ impl Host {
     }
 
     /// Computes capacities and shares anew (lines 16–20) from this host's last [`sample`](Self::sample) and what the others
-    /// published. Records of unknown elements are of no concern here.
-    pub fn settle<'a>(&mut self, others: impl IntoIterator<Item = &'a Record>) {
+    /// published, each with its number, all that one published behind the other.
+    ///
+    /// A host may be wrong. What tenants weigh this one knows by itself, records of elements and tenants that it does not know are of no concern here, of several about one
+    /// node the first one counts, and no host is taken to want, move or weigh more than it can. So whatever others publish, an mchannel of weight w that is held back has a share of at
+    /// least C·W/ΣW·w/(Σw + n·[`MOST_WEIGHT`](crate::MOST_WEIGHT)) at each element, W being the weight of its tenant among all, Σw what this host's mchannels weigh, and n how many others there are.
+    pub fn settle<'a>(&mut self, others: impl IntoIterator<Item = (u16, &'a Record)>) {
         for element in &mut self.elements {
             element.begin();
         }
-        for record in others {
+        for (host, record) in others {
             if let Some(&index) = self.by_id.get(&record.element) {
-                self.elements[index].take(record);
+                self.elements[index].take(host, record, &self.tenants);
             }
         }
         for element in &mut self.elements {
@@ -385,39 +402,50 @@ impl Element {
         self.peers = PeerSignals::default();
         for index in 0..self.members.len() {
             let Member { tenant, weight, local, .. } = self.members[index];
-            self.total(tenant, weight).add(&local);
+            self.total(tenant, weight).sums.add(&local);
         }
     }
 
-    fn take(&mut self, record: &Record) {
+    /// Takes what another host says of this element.
+    fn take(&mut self, host: u16, record: &Record, tenants: &BTreeMap<TenantId, TenantOptions>) {
+        let highest = self.capacity.highest();
+        let sums = believed(&record.sums, highest);
         match record.node {
             Node::Root { capacity, load } => {
-                self.root.add_alpha(&record.sums);
-                self.peers.capacity += f64::from(capacity);
-                self.peers.hosts += 1.0;
-                self.peers.load = self.peers.load.max(f64::from(load));
+                if self.peers.said_by.replace(host) != Some(host) {
+                    self.root.add_alpha(&sums);
+                    self.peers.capacity += at_most(f64::from(capacity), highest);
+                    self.peers.hosts += 1.0;
+                    self.peers.load = self.peers.load.max(at_most(f64::from(load), 1.0));
+                }
             }
-            Node::Tenant { tenant, weight } => self.total(tenant, f64::from(weight)).add(&record.sums),
+            Node::Tenant { tenant, .. } => {
+                let Some(options) = tenants.get(&tenant) else { return };
+                let total = self.total(tenant, options.weight);
+                if total.said_by.replace(host) != Some(host) {
+                    total.sums.add(&sums);
+                }
+            }
         }
     }
 
-    fn total(&mut self, tenant: TenantId, weight: f64) -> &mut Totals {
-        let at = match self.totals.binary_search_by_key(&tenant, |known| known.0) {
+    fn total(&mut self, tenant: TenantId, weight: f64) -> &mut Total {
+        let at = match self.totals.binary_search_by_key(&tenant, |known| known.tenant) {
             Ok(at) => at,
             Err(at) => {
-                self.totals.insert(at, (tenant, weight, Totals::default()));
+                self.totals.insert(at, Total { tenant, weight, sums: Totals::default(), said_by: None });
                 at
             }
         };
-        &mut self.totals[at].2
+        &mut self.totals[at]
     }
 
     fn settle(&mut self, parameters: &Parameters) {
-        for (_, weight, totals) in &self.totals {
-            self.root.rate += totals.rate;
-            self.root.demand += totals.demand;
-            if totals.weight > 0.0 {
-                self.root.max_demand = self.root.max_demand.max(totals.demand / weight);
+        for Total { weight, sums, .. } in &self.totals {
+            self.root.rate += sums.rate;
+            self.root.demand += sums.demand;
+            if sums.weight > 0.0 {
+                self.root.max_demand = self.root.max_demand.max(sums.demand / weight);
                 self.root.weight += weight;
             }
         }
@@ -429,8 +457,8 @@ impl Element {
         self.share = self.root.share(self.capacity.get());
         // From the root to the leaves (§4.4): what a tenant may have is the capacity that its mchannels share.
         for member in &mut self.members {
-            let at = self.totals.binary_search_by_key(&member.tenant, |known| known.0);
-            let totals = at.map_or_else(|_| Totals::default(), |at| self.totals[at].2);
+            let at = self.totals.binary_search_by_key(&member.tenant, |known| known.tenant);
+            let totals = at.map_or_else(|_| Totals::default(), |at| self.totals[at].sums);
             member.share = totals.share(self.share.of(member.weight));
         }
     }

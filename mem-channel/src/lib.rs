@@ -20,14 +20,15 @@
 //!
 //! # Assumptions
 //!
-//! * What is measured (bytes, times) comes from the caller and is believed; what other hosts published is checked for
-//!   being finite and not negative, no more.
+//! * What is measured (bytes, times) comes from the caller and is believed. What other hosts published is believed as far as a host can
+//!   have it, and no further ([`Host::settle`]).
 //! * Clocks of different hosts need not agree; each only measures its own windows.
 
 #![forbid(unsafe_code)]
 
 mod budget;
 mod capacity;
+mod claims;
 mod dev_load;
 mod error;
 mod estimate;
@@ -42,6 +43,7 @@ mod wire;
 
 pub use budget::ByteBudget;
 pub use capacity::Capacity;
+pub use claims::MOST_WEIGHT;
 pub use dev_load::DevLoad;
 pub use error::MemChannelError;
 pub use estimate::{Average, measured_demand, measured_rate};

@@ -62,10 +62,12 @@ impl Peers {
         news
     }
 
-    /// The records that count at this time.
-    pub fn records(&self, now_us: f64) -> impl Iterator<Item = &Record> {
+    /// The records that count at this time, and which host published each: host by host, each in the order of its lines.
+    pub fn records(&self, now_us: f64) -> impl Iterator<Item = (u16, &Record)> {
         let live = move |line: &&Line| now_us - line.changed_us <= self.stale_after_us;
-        self.hosts.values().flatten().flatten().filter(live).map(|line| &line.record)
+        self.hosts.iter().flat_map(move |(&host, lines)| {
+            lines.iter().flatten().filter(live).map(move |line| (host, &line.record))
+        })
     }
 
     /// Drops all lines of a host but so many: it publishes no more than those now.
@@ -93,7 +95,7 @@ mod tests {
     }
 
     fn rates(peers: &Peers, now_us: f64) -> Vec<f64> {
-        peers.records(now_us).map(|record| record.sums.rate).collect()
+        peers.records(now_us).map(|(_, record)| record.sums.rate).collect()
     }
 
     #[test]

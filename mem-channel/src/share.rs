@@ -45,7 +45,7 @@ pub enum Node {
     Tenant {
         /// Which.
         tenant: TenantId,
-        /// Its weight.
+        /// Its weight, as the host knows it. Others go by what they know themselves; earlier versions do not.
         weight: f32,
     },
 }

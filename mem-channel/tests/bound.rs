@@ -192,7 +192,7 @@ impl Held {
             watched_us = decision.t_r_us;
             if window % 10 == 0 {
                 self.host.sample(1000.0);
-                self.host.settle(&[]);
+                self.host.settle([]);
             }
         }
         moved
@@ -241,7 +241,7 @@ fn nothing_for_a_while_is_no_trap() {
             assert!(decision.t_r_us >= 0.0 && decision.demand.is_finite());
         }
         held.host.sample(1000.0);
-        held.host.settle(&[]);
+        held.host.settle([]);
     }
     let moved = held.run(std::iter::repeat_n(20e9, 400));
     let mean = moved[200..].iter().map(|(bytes, _)| bytes).sum::<f64>() / 200.0 / T_W_US * 1e6;

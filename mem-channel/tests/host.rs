@@ -186,7 +186,7 @@ fn tenants_divide_a_link_by_their_weights() {
     }
     let records = host.sample(K_US);
     assert_eq!((weight_of(records, RED), weight_of(records, BLUE)), (Some(2.0), Some(1.0)));
-    host.settle(&[]);
+    host.settle([]);
     // α = max(D/w)·C/F = 20·10/40, and each tenant's VM has all that the tenant has.
     near(host.share(LINK).unwrap().alpha, 5e9);
     near(host.tenant_share(LINK, RED).unwrap().alpha, 10e9);
@@ -208,7 +208,7 @@ fn nobody_is_held_any_more_once_the_share_is_what_the_hungriest_wants() {
             }
         }
         host.sample(K_US);
-        host.settle(&[]);
+        host.settle([]);
         host.share(LINK).unwrap()
     };
     let share = sample(T_W_US);
@@ -236,7 +236,7 @@ fn what_a_vm_loads_and_what_its_queues_move_is_one_share() {
         window(&mut host, id, &both);
     }
     host.sample(T_W_US);
-    host.settle(&[]);
+    host.settle([]);
     let decision = window(&mut host, ids[0], &both);
     near(decision.share, 5e9);
     near(decision.queue_rate, 2.5e9);
@@ -249,7 +249,7 @@ fn what_other_hosts_see_of_a_link_counts() {
     let mut host = host(1.0, 1.0);
     let root = |capacity, load, sums| Record { element: LINK, node: Node::Root { capacity, load }, sums };
     host.sample(K_US);
-    host.settle(&[root(6e9, 1.0, Sums::default()), root(4e9, 0.0, Sums::default())]);
+    host.settle([(1, &root(6e9, 1.0, Sums::default())), (2, &root(4e9, 0.0, Sums::default()))]);
     // Half way to the mean of 5, and half of that, since one of them is overloaded.
     near(host.capacity(LINK).unwrap(), 3.75e9);
 }
@@ -264,10 +264,9 @@ fn a_tenant_that_wants_nothing_has_no_part() {
     let root = Node::Root { capacity: 10e9, load: 0.0 };
     // Somebody who had next to no share moved much: what is left of α is C/Σw.
     let sums = Sums { rate: 1e12, alpha: 1.0, ..Sums::default() };
-    host.settle(&[
-        Record { element: LINK, node: idle, sums: Sums::default() },
-        Record { element: LINK, node: root, sums },
-    ]);
+    let records = [(idle, Sums::default()), (root, sums)];
+    let records = records.map(|(node, sums)| Record { element: LINK, node, sums });
+    host.settle(records.iter().map(|record| (1, record)));
     near(host.share(LINK).unwrap().alpha, 10e9);
 }
 
@@ -339,7 +338,7 @@ fn elements_and_tenants_go_and_what_is_known_of_the_others_stays() {
     assert_eq!(host.remove_element(before), Err(MemChannelError::UnknownElement(before)));
     assert_eq!(host.remove_tenant(RED), Err(MemChannelError::UnknownTenant(RED)));
     let records = host.sample(K_US).to_vec();
-    host.settle(&[]);
+    host.settle([]);
     let told: Vec<ElementId> = records.iter().map(|record| record.element).collect();
     assert_eq!(told, [LINK, LINK, after, after]);
     near(records[3].sums.rate, 40e9);

@@ -153,7 +153,7 @@ mod tests {
     fn rates(peers: &Peers, now_us: f64) -> Vec<f64> {
         peers
             .records(now_us)
-            .map(|record| {
+            .map(|(_, record)| {
                 let Sums { rate, demand, max_demand, alpha, .. } = record.sums;
                 assert!(
                     (demand - rate - 1.0).abs() + (max_demand - rate - 2.0).abs() + (alpha - rate).abs()

@@ -58,7 +58,7 @@ impl Reader {
 
     /// The lines of which something is known, and the rounds that they are of.
     fn found(&self, now_us: f64) -> Vec<(u32, u32)> {
-        let found = self.peers.records(now_us).map(|record| {
+        let found = self.peers.records(now_us).map(|(_, record)| {
             let Node::Tenant { tenant, .. } = record.node else { panic!("nobody published {record:?}") };
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "rounds are few")]
             let round = record.sums.rate as u32;

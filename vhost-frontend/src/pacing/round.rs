@@ -97,7 +97,7 @@ impl<M: Memory> Exchange<M> {
     /// Notes for each device what the other devices of its VM want, here and at the other frontend of this host. Its vCPUs are one more.
     fn note_elsewhere(&self, all: &mut BTreeMap<Part, Metered>, now_us: f64) {
         let mut wanted: BTreeMap<u32, Vec<(Option<Part>, f64)>> = BTreeMap::new();
-        for record in self.siblings.records(now_us) {
+        for (_, record) in self.siblings.records(now_us) {
             if let (NO_ELEMENT, Node::Tenant { tenant, .. }) = (record.element, record.node) {
                 let of_vm = wanted.entry(tenant.0).or_default();
                 of_vm.extend(demands(&record.sums).map(|demand| (None, demand)));

@@ -336,9 +336,12 @@ fn elements_and_tenants_come_and_go_and_nobody_begins_anew() {
     pod.frontends[0].becomes(fabric(0, 2));
     assert_eq!(pod.metered(0).id, None);
     // And it is held again when that is there again.
-    let again = FabricObject { elements: vec![element, fabric(0, 2).elements[0]], ..fabric(0, 2) };
-    let tenants = vec![TenantObject { tenant, weight: 1 }];
-    pod.frontends[0].becomes(FabricObject { tenants, ..again });
+    for (number, frontend) in pod.frontends.iter_mut().enumerate() {
+        let mut again = fabric(number, 2);
+        again.elements.insert(0, element);
+        again.tenants[1] = TenantObject { tenant, weight: 1 };
+        frontend.becomes(again);
+    }
     assert!(pod.metered(0).id.is_some());
     pod.run(50);
     near(&pod.rates(20), &[0.5, 0.5]);

@@ -25,7 +25,7 @@ fn records(rate: f64) -> Vec<Record> {
 fn found<M: Memory>(memory: &M) -> Vec<f64> {
     let mut peers = Peers::new(1e6);
     PeerBoard::new(memory.clone(), 1, AREA).read(&mut peers, 1.0);
-    peers.records(1.0).map(|record| record.sums.rate).collect()
+    peers.records(1.0).map(|(_, record)| record.sums.rate).collect()
 }
 
 fn run(seed: u64, omission: &Omission) {
