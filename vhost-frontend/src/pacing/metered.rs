@@ -6,7 +6,7 @@ use mem_channel::{Decision, MchannelId, Measured, part_among};
 use pod_protocol::ids::{InstanceId, LeaseId};
 use pod_protocol::objects::{FabricObject, MchannelObject};
 
-use super::round::STALE_AFTER_KS;
+use super::round::stale_after_us;
 use super::vcpus::Vcpus;
 use super::{Pacing, Waker};
 
@@ -191,8 +191,7 @@ impl Metered {
                 let part = part_among(rate, &self.elsewhere);
                 let limit = part.min(self.most);
                 queues.pacing.limit(limit);
-                let said_for_us = STALE_AFTER_KS * f64::from(plan.sample_us);
-                let other = queues.pacing.vm.other(said_for_us, now_us);
+                let other = queues.pacing.vm.other(stale_after_us(plan), now_us);
                 let vcpus = self.vcpus.map_or(0.0, |demand| demand.min(part));
                 let beyond = match other {
                     Some((_, vcpus)) => vcpus,

@@ -8,15 +8,18 @@ use std::collections::BTreeMap;
 use cxl_pool::{Area, LINE_BYTES, Memory};
 use mem_channel::{DevLoad, ElementId, Measured, Node, Peers, Record, Sums, TenantId};
 use pod_protocol::mchannel::{Board, PeerBoard};
-use pod_protocol::objects::{ElementObject, PeerObject, Signal};
+use pod_protocol::objects::{ElementObject, FabricObject, PeerObject, Signal};
 
 use super::metered::{Metered, Moves, Part, Together, Unheld};
 use super::plan::Plan;
 use super::signal::{Load, Signals};
 use super::{as_f64, whole};
 
-/// What others published counts for so many K.
-pub(super) const STALE_AFTER_KS: f64 = 10.0;
+/// What others published counts for so many K,
+const STALE_AFTER_KS: f64 = 10.0;
+/// and for so long at least: a thread that measures may be held up on a busy host, and its workers go on with what was decided last. Were it not
+/// counted, the others would take what those use. The last order to vCPUs holds as long.
+const STALE_AFTER_US_MIN: f64 = 1_000_000.0;
 /// In records about VMs, where there is no element.
 const NO_ELEMENT: ElementId = ElementId(u32::MAX);
 /// A VM has no more devices at a frontend.
@@ -69,7 +72,7 @@ impl<M: Memory> Exchange<M> {
     /// With what else tells how congested the fabric is.
     pub(super) fn with_signals(memory: M, plan: &Plan, signals: Signals) -> Self {
         let (sums, vms) = (plan.fabric.sums, plan.fabric.vms);
-        let stale_after_us = stale_after_us(plan);
+        let stale_after_us = stale_after_us(&plan.fabric);
         let mut exchange = Self {
             sums: fresh(&memory, sums),
             vms: fresh(&memory, vms),
@@ -196,7 +199,7 @@ impl<M: Memory> Exchanges for Exchange<M> {
     }
 
     fn follow(&mut self, plan: &Plan) {
-        let stale_after_us = stale_after_us(plan);
+        let stale_after_us = stale_after_us(&plan.fabric);
         self.peers.set_stale_after(stale_after_us);
         self.siblings.set_stale_after(stale_after_us);
         let Self { boards, peers, .. } = self;
@@ -270,8 +273,8 @@ fn demands(sums: &Sums) -> impl Iterator<Item = f64> {
 }
 
 /// For how long what others published counts.
-fn stale_after_us(plan: &Plan) -> f64 {
-    STALE_AFTER_KS * f64::from(plan.fabric.sample_us)
+pub(super) fn stale_after_us(fabric: &FabricObject) -> f64 {
+    (STALE_AFTER_KS * f64::from(fabric.sample_us)).max(STALE_AFTER_US_MIN)
 }
 
 /// A board in an area that somebody else may have used before.

@@ -48,6 +48,8 @@ pub(super) struct Pod {
     pub(super) pool: SimulatedPool,
     pub(super) frontends: Vec<Frontend>,
     vms: Vec<Vm>,
+    /// The thread of this frontend that measures is held up. Its workers are not.
+    held_up: Option<usize>,
     k_us: u32,
     round: u32,
     now_us: f64,
@@ -120,7 +122,8 @@ impl Pod {
             frontend.plan.open(&mut metered);
             frontend.all.insert(Part::Device(lease), metered);
         }
-        Self { pool, frontends, vms, k_us: K_US, round: 0, now_us: f64::from(K_US), _budgets: budgets }
+        let now_us = f64::from(K_US);
+        Self { pool, frontends, vms, held_up: None, k_us: K_US, round: 0, now_us, _budgets: budgets }
     }
 
     fn metered(&self, vm: usize) -> &Metered {
@@ -147,7 +150,9 @@ impl Pod {
                 self.vms[vm].moved += moves;
             }
             self.round += 1;
-            for (number, frontend) in self.frontends.iter_mut().enumerate() {
+            let held_up = self.held_up;
+            let frontends = self.frontends.iter_mut().enumerate();
+            for (number, frontend) in frontends.filter(|(number, _)| Some(*number) != held_up) {
                 // Each has a K of its own.
                 let now_us = began_us + k_us + 100.0 * as_f64(number as u64);
                 frontend.exchange.round(&mut frontend.plan, &mut frontend.all, k_us, now_us);
@@ -267,25 +272,43 @@ fn the_share_of_a_frontend_that_dies_goes_to_the_others() {
     pod.vms[1].demand = 0.0;
     pod.frontends.truncate(2);
     pod.vms.truncate(1);
-    pod.run(50);
+    pod.run(120);
     near(&pod.rates(20), &[1.0]);
 }
 
+/// A second is a hundred K here.
 #[test]
-fn others_count_for_ten_ks_of_the_k_there_is_now() {
+fn a_frontend_whose_thread_is_held_up_counts_for_a_second_as_its_workers_go_on() {
+    let mut pod = Pod::new(9, 4, vec![Vm::new(0, 1, 1, ALL), Vm::new(2, 2, 1, ALL)]);
+    pod.run(100);
+    pod.held_up = Some(2);
+    for _ in 0..9 {
+        near(&pod.rates(10), &[0.5, 0.5]);
+    }
+    pod.held_up = None;
+    near(&pod.rates(50), &[0.5, 0.5]);
+    // It is as good as dead.
+    pod.held_up = Some(2);
+    pod.vms[1].demand = 0.0;
+    pod.run(120);
+    near(&pod.rates(20)[..1], &[1.0]);
+}
+
+#[test]
+fn others_count_for_ten_ks_of_the_k_there_is_now_or_a_second() {
     let vms = || vec![Vm::new(0, 1, 1, ALL), Vm::new(2, 2, 1, ALL)];
-    for (before_us, after_us) in [(K_US, 100 * K_US), (100 * K_US, K_US)] {
+    for (before_us, after_us, counts) in [(K_US, 100 * K_US, 9), (100 * K_US, K_US, 99)] {
         let mut pod = Pod::new(9, 4, vms());
         pod.sample_every(before_us + 1);
         pod.run(100);
         pod.sample_every(after_us);
         pod.run(100);
         near(&pod.rates(50), &[0.5, 0.5]);
-        // Nothing is heard of the other one any more: for ten K it counts.
+        // Nothing is heard of the other one any more: for so many K it counts.
         pod.vms[1].demand = 0.0;
         pod.frontends.truncate(2);
         pod.vms.truncate(1);
-        pod.run(5);
+        pod.run(counts);
         assert!(pod.metered(0).said.limit.is_some_and(|limit| limit < 0.6 * ALL), "to {after_us} us");
         pod.run(20);
         near(&pod.rates(20), &[1.0]);
