@@ -174,6 +174,7 @@ impl<M: Memory> Backend<M> {
     fn look_at_links(&mut self) {
         let guard = &self.guard;
         for port in &mut self.ports {
+            port.check_watch(&self.tell);
             let up = port.nic.link().is_up() && !port.failed;
             if up != port.was_up {
                 port.was_up = up;

@@ -25,6 +25,16 @@ impl Port {
         self.fails(error.to_string(), tell);
     }
 
+    /// The same of the watch of its carrier, which has ended if that says so.
+    pub(super) fn check_watch(&mut self, tell: &Tell) {
+        if !self.failed
+            && let Some(reason) = self.nic.link().unwatched()
+        {
+            let (nic, reason) = (self.nic.identity().name.clone(), reason.to_owned());
+            self.check(Err(NicError::Unwatched { nic, reason }), tell);
+        }
+    }
+
     fn fails(&mut self, reason: String, tell: &Tell) {
         let device = self.nic.identity().name.clone();
         tracing::error!(nic = device, reason, "NIC failed");

@@ -28,8 +28,8 @@ pub use open::{exists, open};
 
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use cxl_pool::ByteOffset;
 use pod_protocol::ids::MacAddress;
@@ -97,12 +97,13 @@ pub struct LinkState(Arc<Link>);
 struct Link {
     up: AtomicBool,
     removed: AtomicBool,
+    unwatched: OnceLock<String>,
 }
 
 impl LinkState {
     /// A link in this state.
     pub fn new(up: bool) -> Self {
-        Self(Arc::new(Link { up: AtomicBool::new(up), removed: AtomicBool::new(false) }))
+        Self(Arc::new(Link { up: AtomicBool::new(up), ..Link::default() }))
     }
 
     /// Whether it is up.
@@ -124,6 +125,17 @@ impl LinkState {
     /// Notes that the interface was removed.
     pub fn set_removed(&self) {
         self.0.removed.store(true, Ordering::Release);
+    }
+
+    /// Why nobody watches the carrier any more who did. The NIC is of no use then: if it lost its carrier, nobody would hear of it.
+    pub fn unwatched(&self) -> Option<&str> {
+        self.0.unwatched.get().map(String::as_str)
+    }
+
+    /// Notes that the carrier cannot be watched any more, and why.
+    pub fn set_unwatched(&self, reason: &str) {
+        // The first reason stays.
+        let _ = self.0.unwatched.set(reason.to_owned());
     }
 }
 
@@ -278,6 +290,14 @@ pub enum NicError {
         nic: String,
         /// The interface's name.
         interface: String,
+    },
+    /// Nobody would hear of it if it lost its carrier.
+    #[error("nic {nic}: {reason}")]
+    Unwatched {
+        /// The NIC's name.
+        nic: String,
+        /// What happened to the watch.
+        reason: String,
     },
     /// The configuration contradicts itself.
     #[error("nic {nic}: {problem}")]

@@ -86,13 +86,14 @@ impl Netlink {
         Ok(Self { socket, answer: vec![0; ANSWER_BYTES] })
     }
 
-    /// The interface of this name; an error of kind `NotFound` if there is none.
+    /// The interface of this name; an error of kind `NotFound` if there is none, and of no other kind then.
     pub(super) fn by_name(&mut self, name: &str) -> io::Result<Interface> {
         let mut request = link_request(GET_LINK, FLAG_REQUEST, 0, 0);
         let mut value = name.as_bytes().to_vec();
         value.push(0);
         append(&mut request, ATTRIBUTE_NAME, &value);
-        self.ask(&mut request)?.ok_or_else(|| io::ErrorKind::NotFound.into())
+        // An answer that cannot be read says nothing.
+        self.ask(&mut request)?.ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
     /// Sets an interface up, as `ip link set up` does.
@@ -123,8 +124,8 @@ impl Netlink {
         found
     }
 
-    /// Waits for the next changes and hands each to `on_event`. An error of kind `WouldBlock` or an overrun is the
-    /// caller's to handle: after an overrun it must look at its interface again.
+    /// Waits for the next changes and hands each to `on_event`. After an overrun (`ENOBUFS`) the caller must look at its interface
+    /// again.
     pub(super) fn next_events(&mut self, mut on_event: impl FnMut(Event)) -> io::Result<()> {
         let (received, _) = recv(&self.socket, self.answer.as_mut_slice(), RecvFlags::empty())?;
         for_each_message(&self.answer[..received], |kind, body| {

@@ -122,6 +122,31 @@ fn a_failed_nic_is_closed_reported_once_and_waited_for_no_longer() {
     assert_eq!(backend.counters.errors.get(), 1);
 }
 
+/// If it lost its carrier now, nobody would hear of it.
+#[test]
+fn a_nic_whose_carrier_cannot_be_watched_any_more_has_failed() {
+    let pool = SimulatedPool::new(1, POOL_BYTES);
+    let memory = pool.host(HostId::new(2));
+    let (nic, _wire) = RecordingNic::new(&memory, Offloads::NONE, usize::MAX);
+    let mut backend = TestBackend::with_nic(&memory, Box::new(nic), area(32, 16));
+    backend.task.turn();
+    assert!(backend.link.is_up() && backend.reports.lock().unwrap().is_empty());
+    backend.link.set_unwatched("the kernel went away");
+    for _ in 0..3 {
+        backend.task.turn();
+    }
+    let (nic, _wire) = RecordingNic::new(&memory, Offloads::NONE, usize::MAX);
+    backend.task.reopened(Box::new(nic), None);
+    backend.task.turn();
+    let reports = backend.reports.lock().unwrap();
+    let [Report::DeviceFailed { device, reason }, Report::DeviceBack { .. }] = &reports[..] else {
+        panic!("{reports:?}")
+    };
+    assert!(device == NIC && reason.contains("the kernel went away"), "{reason}");
+    assert!(!backend.link.is_up());
+    assert_eq!((backend.counters.errors.get(), backend.counters.up.load(Ordering::Relaxed)), (1, true));
+}
+
 #[test]
 fn a_nic_that_was_opened_again_takes_over_and_gets_what_waits() {
     let pool = SimulatedPool::new(1, POOL_BYTES);
