@@ -64,10 +64,11 @@ impl State {
         self.known.0 = Some(found);
     }
 
-    /// Leaves whoever needs a backup for the next command.
+    /// Leaves whoever has come to need a backup for the next command. Who needed one before has had to wait already, or found none.
     pub(super) fn defer_backups(&mut self) {
-        let in_need = self.in_need(InNeed::All);
-        self.unbacked.extend(in_need);
+        let waited = |id: &LeaseId| self.found().is_some_and(|found| found.bare.contains(id));
+        let new: Vec<LeaseId> = self.in_need(InNeed::All).into_iter().filter(|id| !waited(id)).collect();
+        self.unbacked.extend(new);
     }
 
     /// Looks for a backup where there is none that works. One that fails and has no better stays: it may come back. A lease

@@ -195,6 +195,7 @@ impl State {
                 format!("there is an instance named {name:?} already"),
             ));
         }
+        self.check_may_come(wanted.host)?;
         self.check_devices(wanted, nics, None)
     }
 

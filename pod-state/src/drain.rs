@@ -8,7 +8,7 @@ use cxl_pool::HostId;
 use pod_api::EventKind;
 use pod_protocol::ids::{LeaseId, VolumeId};
 
-use super::{DeviceId, Effect, Lease, LeaseKind, Refusal, State, Volume};
+use super::{DeviceId, Effect, Lease, LeaseKind, Refusal, RefusalKind, State, Volume};
 
 /// How many volumes leave an SSD at a time: each is copied, and the guests of the pod go on meanwhile.
 const VOLUMES_AT_ONCE: usize = 2;
@@ -51,6 +51,18 @@ impl State {
     /// Whether a host is to be empty.
     pub fn is_drained_host(&self, host: HostId) -> bool {
         self.drained_hosts.contains(&host)
+    }
+
+    /// Refuses what would bring an instance to a host that is to be empty.
+    pub(super) fn check_may_come(&self, host: HostId) -> Result<(), Refusal> {
+        if self.decides_by_more() && self.is_drained_host(host) {
+            let name = self.host_name(host);
+            let detail = format!(
+                "{name} is to be empty: choose another host, or let it be used again (podctl hosts undrain {name})"
+            );
+            return Err(Refusal::new(RefusalKind::HostNotReady, detail));
+        }
+        Ok(())
     }
 
     /// A device, or all devices of a host with those that it gets later, are to be empty, or may be used again.

@@ -96,6 +96,7 @@ impl State {
             let detail = format!("{name} is on {} already", self.host_name(to));
             return Err(Refusal::new(RefusalKind::InvalidValue, detail));
         }
+        self.check_may_come(to)?;
         if let Some(lease) = self.leases_of(instance).find(|it| it.leaving) {
             let detail = format!("{} is leaving {name}: wait until its VMM has unplugged it", lease.device);
             return Err(Refusal::new(RefusalKind::Busy, detail));

@@ -44,7 +44,8 @@ impl State {
         }
         if moved && defers {
             self.defer_backups();
-        } else if moved || defers {
+        }
+        if moved || defers {
             self.choose_backups(InNeed::All);
         }
         self.drop_lost_replicas(effects);

@@ -1,6 +1,7 @@
 //! Who may do what. On the UNIX socket that is a matter of the socket's permissions; over TCP a bearer token or a certificate says who
 //! somebody is, and a role what that one may do. Changes are written down, whoever makes them, and who is not let in.
 
+mod asked;
 mod audit;
 mod origin;
 mod rate;
@@ -21,6 +22,7 @@ use axum::response::{IntoResponse, Response};
 use utoipa::openapi::OpenApi;
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
 
+use self::asked::Asked;
 use self::audit::{AuditLog, Entry, now_ms};
 use self::rate::Rates;
 use self::refusals::origin as origin_of;
@@ -135,7 +137,6 @@ impl Access {
 async fn check(State(Access(guard)): State<Access>, mut request: Request, next: Next) -> Response {
     let caller = request.extensions().get::<Caller>().cloned();
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    let query = request.uri().query().unwrap_or_default().to_owned();
     let anybody = || caller.as_ref().map_or_else(|| "nobody".to_owned(), ToString::to_string);
     let admitted = guard.admit(caller.as_ref(), (&method, &path), request.headers());
     if let Some(Caller::Remote { place, .. }) = &caller {
@@ -148,43 +149,41 @@ async fn check(State(Access(guard)): State<Access>, mut request: Request, next: 
             Ok(_) | Err(_) => {}
         }
     }
-    let (who, role, response) = match admitted {
-        Err(refused) => (refused.who().unwrap_or_else(anybody), None, refused.into_response()),
-        Ok(known) => {
-            let role = known.as_ref().map(|known| known.role);
-            if let Some(host) = known.as_ref().and_then(|known| known.host.clone()) {
-                request.extensions_mut().insert(BoundTo(host));
-            }
-            let response = match &known {
-                Some(known) if !known.may(&method, &path) => {
-                    forbidden(known.role, &method, &path).into_response()
-                }
-                None if guard.only_lets_look(caller.as_ref()) && !Role::Viewer.may(&method, &path) => {
-                    looks_only().into_response()
-                }
-                _ => next.run(request).await,
-            };
-            (known.map_or_else(anybody, |known| known.name), role, response)
+    let from = caller.as_ref().map(ToString::to_string);
+    let origin = origin_of(caller.as_ref());
+    let known = match admitted {
+        Err(refused) => {
+            let who = refused.who().unwrap_or_else(anybody);
+            let response = refused.into_response();
+            guard.note_refusal((&who, None, from, &origin), &request, response.status());
+            return response;
         }
+        Ok(known) => known,
     };
-    if let Some(audit) = &guard.audit {
-        let entry = Entry {
-            time_ms: now_ms(),
-            who: &who,
-            role,
-            from: caller.as_ref().map(ToString::to_string),
-            method: method.as_str(),
-            path: &path,
-            query: &query,
-            status: response.status().as_u16(),
-        };
-        if is_refusal(response.status()) {
-            audit.note_refusal(&origin_of(caller.as_ref()), &entry);
-        } else if !matches!(method, Method::GET | Method::HEAD) {
-            audit.note(&entry);
-        }
+    let role = known.as_ref().map(|known| known.role);
+    if let Some(host) = known.as_ref().and_then(|known| known.host.clone()) {
+        request.extensions_mut().insert(BoundTo(host));
     }
-    response
+    let forbidden = match &known {
+        Some(known) if !known.may(&method, &path) => Some(forbidden(known.role, &method, &path)),
+        None if guard.only_lets_look(caller.as_ref()) && !Role::Viewer.may(&method, &path) => {
+            Some(looks_only())
+        }
+        _ => None,
+    };
+    let who = known.map_or_else(anybody, |known| known.name);
+    if let Some(failure) = forbidden {
+        let response = failure.into_response();
+        guard.note_refusal((&who, role, from, &origin), &request, response.status());
+        return response;
+    }
+    if let Some(audit) = &guard.audit {
+        let asked = Asked::new(audit, (&who, role, from, origin), &request);
+        let response = next.run(asked.listen_to(request)).await;
+        asked.answered(response.status());
+        return response;
+    }
+    next.run(request).await
 }
 
 /// Whether somebody was not let in, or may not do what he asked for.
@@ -193,6 +192,29 @@ fn is_refusal(status: StatusCode) -> bool {
 }
 
 impl Guard {
+    /// Has it be known that somebody was not let in, or may not do what he asked for.
+    fn note_refusal(
+        &self,
+        (who, role, from, origin): (&str, Option<Role>, Option<String>, &str),
+        request: &Request,
+        status: StatusCode,
+    ) {
+        let entry = Entry {
+            time_ms: now_ms(),
+            who,
+            role,
+            from,
+            method: request.method().as_str(),
+            path: request.uri().path(),
+            query: request.uri().query().unwrap_or_default(),
+            asked: None,
+            status: Some(status.as_u16()),
+        };
+        if let Some(audit) = &self.audit {
+            audit.note_refusal(origin, &entry);
+        }
+    }
+
     /// Whether whoever comes has to say who he is.
     const fn asks(&self) -> bool {
         self.tokens.is_some() || self.certificates

@@ -127,3 +127,38 @@ fn devices_are_told_apart_alike_one_by_one_and_all_at_once() {
         assert_eq!(stay.is_empty(), drained.is_none(), "{stay:?}");
     }
 }
+
+#[test]
+fn nothing_comes_to_a_host_that_is_to_be_empty() {
+    let mut state = pod_with_vm();
+    speak(&mut state, Protocol::DECIDES_BY_MORE);
+    for role in [Role::NetFrontend, Role::BlkFrontend] {
+        join_as(&mut state, endpoint(3, role), 1);
+    }
+    must(&mut state, &drain(3, None, true));
+    let (create, to) = (create_instance("vm2", 3, vec![NicWish::default()], &[]), HostId::new(3));
+    let migrate = Command::PrepareMigration { name: "vm1".to_owned(), to };
+    for command in [&create, &migrate] {
+        let refusal = refused(&mut state, command);
+        assert!(
+            refusal.kind == RefusalKind::HostNotReady && refusal.detail.contains("undrain h3"),
+            "{refusal}"
+        );
+    }
+    // What is there already stays, and the other way round.
+    must(&mut state, &drain(3, None, false));
+    must(&mut state, &create);
+    must(&mut state, &drain(3, None, true));
+    let back = Command::PrepareMigration { name: "vm2".to_owned(), to: HostId::new(1) };
+    must(&mut state, &back);
+    must(&mut state, &drain(3, None, false));
+    must(&mut state, &migrate);
+}
+
+#[test]
+fn a_pod_of_the_version_before_has_instances_come_to_a_host_that_is_to_be_empty() {
+    let mut state = pod_with_vm();
+    join_as(&mut state, endpoint(3, Role::NetFrontend), 1);
+    must(&mut state, &drain(3, None, true));
+    must(&mut state, &create_instance("vm2", 3, vec![NicWish::default()], &[]));
+}

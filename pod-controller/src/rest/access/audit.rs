@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
+use serde_json::Value;
 
 use super::refusals::{Refusals, Verdict};
 use super::{Role, TokenError};
@@ -30,8 +31,11 @@ pub(super) struct Entry<'a> {
     pub(super) path: &'a str,
     #[serde(skip_serializing_if = "str::is_empty")]
     pub(super) query: &'a str,
-    /// The status of the answer.
-    pub(super) status: u16,
+    /// What was sent with it, or the beginning of that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) asked: Option<&'a Value>,
+    /// The status of the answer; nothing if whoever asked was not there any more to hear it.
+    pub(super) status: Option<u16>,
 }
 
 /// That more was refused than is told of.
@@ -43,9 +47,16 @@ struct Untold<'a> {
     refusals_not_told_of: u64,
 }
 
+/// The file to which lines are appended.
+struct Lines {
+    file: File,
+    /// Whether the last one may not be there as a whole.
+    torn: bool,
+}
+
 pub(super) struct AuditLog {
     path: PathBuf,
-    file: Mutex<File>,
+    file: Mutex<Lines>,
     refusals: Mutex<Refusals>,
 }
 
@@ -53,13 +64,17 @@ impl AuditLog {
     /// Opens or creates the file and its directory; only their owner and group read them.
     pub(super) fn open(path: &Path) -> Result<Self, TokenError> {
         let file = append_to(path).map_err(|source| TokenError::Io { path: path.to_owned(), source })?;
-        Ok(Self { path: path.to_owned(), file: Mutex::new(file), refusals: Mutex::default() })
+        Ok(Self {
+            path: path.to_owned(),
+            file: Mutex::new(Lines { file, torn: false }),
+            refusals: Mutex::default(),
+        })
     }
 
     /// Goes on in a new file if the old one was moved away. If there can be none, it goes on in the old one.
     pub(super) fn reopen(&self) {
         match append_to(&self.path) {
-            Ok(file) => *self.file() = file,
+            Ok(file) => *self.file() = Lines { file, torn: false },
             Err(error) => tracing::error!(
                 "the audit log that was open stays: cannot open {}: {error}",
                 self.path.display()
@@ -105,14 +120,24 @@ impl AuditLog {
 
     fn append(&self, entry: &impl Serialize) {
         // Text and numbers always become JSON.
-        let mut line = serde_json::to_string(entry).unwrap_or_default();
-        line.push('\n');
-        if let Err(error) = self.file().write_all(line.as_bytes()) {
-            tracing::error!("cannot write to {}: {error}: {}", self.path.display(), line.trim_end());
+        let line = serde_json::to_string(entry).unwrap_or_default();
+        let mut lines = self.file();
+        // What is left of a line for which there was no room does not take the next one with it.
+        let before = if lines.torn { "\n" } else { "" };
+        let written = lines.file.write_all(format!("{before}{line}\n").as_bytes());
+        lines.torn = written.is_err();
+        if let Err(error) = written {
+            tracing::error!("cannot write to {}: {error}: {line}", self.path.display());
         }
     }
 
-    fn file(&self) -> MutexGuard<'_, File> {
+    /// As when there was no room for the last line.
+    #[cfg(test)]
+    pub(super) fn tear(&self) {
+        self.file().torn = true;
+    }
+
+    fn file(&self) -> MutexGuard<'_, Lines> {
         self.file.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
