@@ -107,6 +107,26 @@ impl fmt::Debug for Access {
     }
 }
 
+/// That of somebody who was let in, for answers that go on for longer than he may be known.
+#[derive(Clone)]
+pub(super) struct Standing {
+    guard: Arc<Guard>,
+    known: Identity,
+    headers: HeaderMap,
+    caller: Option<Caller>,
+}
+
+impl Standing {
+    /// Whether he would be let in still, as the same.
+    pub(super) fn holds(&self) -> bool {
+        let certificate = match &self.caller {
+            Some(Caller::Remote { certificate, .. }) => certificate.as_deref(),
+            _ => None,
+        };
+        self.guard.identify(certificate, &self.headers).as_ref() == Some(&self.known)
+    }
+}
+
 impl Access {
     /// Reads the tokens, and opens the log.
     pub fn open(policy: &AccessPolicy<'_>) -> Result<Self, TokenError> {
@@ -163,6 +183,15 @@ async fn check(State(Access(guard)): State<Access>, mut request: Request, next: 
     let role = known.as_ref().map(|known| known.role);
     if let Some(host) = known.as_ref().and_then(|known| known.host.clone()) {
         request.extensions_mut().insert(BoundTo(host));
+    }
+    if let Some(known) = known.clone().filter(|_| method == Method::GET) {
+        let standing = Standing {
+            guard: Arc::clone(&guard),
+            known,
+            headers: request.headers().clone(),
+            caller: caller.clone(),
+        };
+        request.extensions_mut().insert(standing);
     }
     let forbidden = match &known {
         Some(known) if !known.may(&method, &path) => Some(forbidden(known.role, &method, &path)),
@@ -225,6 +254,24 @@ impl Guard {
         self.looks_only && !matches!(caller, Some(Caller::Local { .. }))
     }
 
+    /// Who it is that comes with these.
+    fn identify(&self, certificate: Option<&Certificate>, headers: &HeaderMap) -> Option<Identity> {
+        let token = bearer(headers).and_then(|token| self.tokens.as_ref()?.find(token));
+        let known = token.map(|token| Identity { name: token.name, role: token.role, host: token.host });
+        let certificate = || self.certificate_that_counts(certificate, headers).filter(|it| it.holds());
+        known.or_else(|| certificate()?.identity())
+    }
+
+    /// Somebody who says a token means that one, and not his certificate.
+    fn certificate_that_counts<'a>(
+        &self,
+        certificate: Option<&'a Certificate>,
+        headers: &HeaderMap,
+    ) -> Option<&'a Certificate> {
+        let says_token = self.tokens.is_some() && bearer(headers).is_some();
+        certificate.filter(|_| self.certificates && !says_token)
+    }
+
     /// Whose request it is; nobody's in particular on the UNIX socket, or where nobody is asked who he is.
     fn admit(
         &self,
@@ -238,13 +285,9 @@ impl Guard {
             Some(Caller::Remote { address, certificate, .. }) => (Some(*address), certificate.as_deref()),
             None => (None, None),
         };
-        let presented = bearer(headers).filter(|_| self.tokens.is_some());
-        let by_token = presented.and_then(|token| self.tokens.as_ref()?.find(token));
-        // Somebody who says a token means that one, and not his certificate.
-        let by_certificate = certificate.filter(|_| self.certificates && presented.is_none());
-        let known = by_token.map(|token| Identity { name: token.name, role: token.role, host: token.host });
+        let by_certificate = self.certificate_that_counts(certificate, headers);
         let lapsed = by_certificate.filter(|it| !it.holds());
-        let known = known.or_else(|| by_certificate.filter(|_| lapsed.is_none())?.identity());
+        let known = self.identify(certificate, headers);
         // Somebody who is known has the rate to himself; all others of an address, or of the network that one customer has, share one, so
         // that guessing is slow.
         let key = match (&known, address) {

@@ -11,6 +11,7 @@ use axum::response::Response;
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
 use serde::{Deserialize, Serialize};
+use tokio::sync::Semaphore;
 
 use crate::controller::Handle;
 
@@ -40,8 +41,20 @@ impl Seen {
 }
 
 /// Answers other controllers that ask whoever leads.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Looks(Arc<OnceLock<Router>>);
+///
+/// In a large pod such an answer takes longer than followers wait for whoever leads. So it is made on a thread of its own, beside those that do Raft's work, and
+/// one at a time, however many ask.
+#[derive(Clone, Debug)]
+pub(crate) struct Looks {
+    router: Arc<OnceLock<Router>>,
+    turn: Arc<Semaphore>,
+}
+
+impl Default for Looks {
+    fn default() -> Self {
+        Self { router: Arc::default(), turn: Arc::new(Semaphore::new(1)) }
+    }
+}
 
 impl Looks {
     /// The answer to a `GET` of this path; none where there is no such thing, or too much of it.
@@ -50,16 +63,26 @@ impl Looks {
         if !is_measured(&uri) {
             return None;
         }
-        let router = self.0.get_or_init(|| super::router_here(handle.clone())).clone();
-        let request = Request::builder().uri(uri).body(Body::empty()).ok()?;
-        let Ok(response) = TowerToHyperService::new(router).call(request).await;
-        let (head, body) = response.into_parts();
-        let text =
-            |name: &HeaderName| Some((name.to_string(), head.headers.get(name)?.to_str().ok()?.to_owned()));
-        let headers = HEADERS.iter().filter_map(text).collect();
-        let body = String::from_utf8(to_bytes(body, BODY_BYTES_MAX).await.ok()?.into()).ok()?;
-        Some(Seen { status: head.status.as_u16(), headers, body })
+        let router = self.router.get_or_init(|| super::router_here(handle.clone())).clone();
+        self.take_turn(router, uri).await
     }
+
+    async fn take_turn(&self, router: Router, uri: Uri) -> Option<Seen> {
+        let _turn = self.turn.acquire().await.ok()?;
+        let runtime = tokio::runtime::Handle::current();
+        tokio::task::spawn_blocking(move || runtime.block_on(look(router, uri))).await.ok()?
+    }
+}
+
+async fn look(router: Router, uri: Uri) -> Option<Seen> {
+    let request = Request::builder().uri(uri).body(Body::empty()).ok()?;
+    let Ok(response) = TowerToHyperService::new(router).call(request).await;
+    let (head, body) = response.into_parts();
+    let text =
+        |name: &HeaderName| Some((name.to_string(), head.headers.get(name)?.to_str().ok()?.to_owned()));
+    let headers = HEADERS.iter().filter_map(text).collect();
+    let body = String::from_utf8(to_bytes(body, BODY_BYTES_MAX).await.ok()?.into()).ok()?;
+    Some(Seen { status: head.status.as_u16(), headers, body })
 }
 
 /// Whether the answer depends on what daemons measure.
@@ -86,7 +109,45 @@ pub(super) async fn of_leader(State(handle): State<Handle>, request: Request, ne
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::thread;
+    use std::time::Duration;
+
     use super::*;
+
+    #[tokio::test]
+    async fn looks_are_made_one_by_one_and_others_go_on_meanwhile() {
+        static AT_ONCE: AtomicUsize = AtomicUsize::new(0);
+        // What it takes is not waited for: it is computed.
+        let router = Router::new().route(
+            "/v1/hosts",
+            axum::routing::get(async || {
+                let before = AT_ONCE.fetch_add(1, Ordering::SeqCst);
+                thread::sleep(Duration::from_millis(20));
+                AT_ONCE.fetch_sub(1, Ordering::SeqCst);
+                format!("{before} {:?}", thread::current().id())
+            }),
+        );
+        let (looks, uri) = (Looks::default(), Uri::from_static("/v1/hosts"));
+        let asked: Vec<_> = (0..3)
+            .map(|_| {
+                let (looks, router, uri) = (looks.clone(), router.clone(), uri.clone());
+                tokio::spawn(async move { looks.take_turn(router, uri).await })
+            })
+            .collect();
+        let mut turns = 0;
+        while !asked.iter().all(tokio::task::JoinHandle::is_finished) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            turns += 1;
+        }
+        assert!(turns > 3, "nothing else was done for as long as somebody looked");
+        for answer in asked {
+            let seen = answer.await.expect("no panic").expect("an answer");
+            let (at_once, on) = seen.body.split_once(' ').expect("two words");
+            assert_eq!((seen.status, at_once), (200, "0"));
+            assert_ne!(on, format!("{:?}", thread::current().id()));
+        }
+    }
 
     #[test]
     fn what_is_measured_is_asked_for_elsewhere_and_nothing_else() {

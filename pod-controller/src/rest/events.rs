@@ -2,10 +2,10 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::time::Duration;
 
-use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::sse::{self, KeepAlive, Sse};
+use axum::{Extension, Json};
 use pod_api::{Event, EventKind, EventList, Problem};
 use serde::Deserialize;
 use tokio::sync::{mpsc, watch};
@@ -14,6 +14,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use utoipa::IntoParams;
 
 use super::Failure;
+use super::access::Standing;
 use super::body::Asked;
 use super::list::is;
 use crate::controller::Handle;
@@ -100,6 +101,7 @@ pub(super) struct StreamQuery {
 pub(super) async fn stream(
     State(handle): State<Handle>,
     Asked(query): Asked<StreamQuery>,
+    standing: Option<Extension<Standing>>,
     headers: HeaderMap,
 ) -> Result<Sse<impl Stream<Item = Result<sse::Event, Infallible>>>, Failure> {
     // A browser that connects again sends where it was; that is newer than what stands in the address.
@@ -125,7 +127,8 @@ pub(super) async fn stream(
     };
     let news = handle.journal().follow();
     let StreamQuery { kind, subject, .. } = query;
-    let follower = Follower { handle, news, kind, subject, after, ready: VecDeque::new() };
+    let standing = standing.map(|Extension(standing)| standing);
+    let follower = Follower { handle, news, kind, subject, after, standing, ready: VecDeque::new() };
     Ok(Sse::new(follower.stream()).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)))
 }
 
@@ -150,6 +153,8 @@ struct Follower {
     kind: Option<EventKind>,
     subject: Option<String>,
     after: u64,
+    /// Of a client who had to say who he is.
+    standing: Option<Standing>,
     ready: VecDeque<Event>,
 }
 
@@ -167,10 +172,18 @@ impl Follower {
         tokio::spawn(async move {
             loop {
                 let told = tokio::select! {
-                    told = self.next() => told,
-                    () = sender.closed() => None,
+                    told = tokio::time::timeout(KEEP_ALIVE, self.next()) => told,
+                    () = sender.closed() => break,
                 };
-                let Some(told) = told else { break };
+                // Whoever is not known any more hears nothing more.
+                if self.standing.as_ref().is_some_and(|standing| !standing.holds()) {
+                    break;
+                }
+                let told = match told {
+                    Ok(Some(told)) => told,
+                    Ok(None) => break,
+                    Err(_) => continue,
+                };
                 if sender.send(Ok(show(&told))).await.is_err() {
                     break;
                 }

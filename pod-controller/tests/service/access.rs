@@ -242,6 +242,34 @@ fn refusals_are_written_down_and_no_flood_fills_the_log() {
 }
 
 #[test]
+fn who_follows_events_hears_nothing_more_once_his_token_is_gone() {
+    let (mut pod, address, token, _) = audited_pod("watcher", "viewer", 1000);
+    let mut stream = TcpStream::connect(address).expect("it listens");
+    stream.set_read_timeout(Some(Duration::from_mins(1))).expect("a timeout");
+    let request = format!(
+        "GET /v1/events/stream?after=0 HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {token}\r\n\r\n"
+    );
+    stream.write_all(request.as_bytes()).expect("sent");
+    let mut heard = Vec::new();
+    let mut hear = |heard: &mut Vec<u8>| {
+        let mut part = [0; 4096];
+        let read = stream.read(&mut part).expect("the stream goes on, or ends");
+        heard.extend_from_slice(&part[..read]);
+        read > 0
+    };
+    let says = |heard: &[u8], words: &str| String::from_utf8_lossy(heard).contains(words);
+    while !says(&heard, "controller-started") {
+        assert!(hear(&mut heard), "{}", String::from_utf8_lossy(&heard));
+    }
+    // Others of the file are known, and he is not any more.
+    fs::write(pod.path("tokens"), self::token("somebody-else", "viewer").1).expect("written");
+    pod.join(2, Role::NetBackend, Vec::new());
+    // The last part of an answer is an empty one.
+    while !says(&heard, "\r\n0\r\n\r\n") && hear(&mut heard) {}
+    assert!(!says(&heard, "endpoint-joined"), "{}", String::from_utf8_lossy(&heard));
+}
+
+#[test]
 fn a_stranger_may_look_at_the_page_and_send_it_nothing() {
     let (_pod, address, _, log) = audited_pod("operator", "operator", 1000);
     assert_eq!(ask(address, "GET", "/", None, "").0, 200);
