@@ -449,6 +449,10 @@ mod tests {
             let error = with(line).expect_err(line);
             assert!(error.contains(word), "{line}: {error}");
         }
+        for ms in [0, 60_001] {
+            let error = parse(&format!("{SMALLEST}fence-ms = {ms}\n")).expect_err("not in its range");
+            assert!(error.contains(&format!("run.fence-ms = {ms}: use 20 to 60000")), "{error}");
+        }
         for (line, word) in [
             ("mode = 'wild'", "wild"),
             ("high-percent = 50", "low-percent = 60"),

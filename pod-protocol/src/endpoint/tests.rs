@@ -11,6 +11,7 @@ use cxl_pool::{
 use super::*;
 use crate::answer::{Answer, Refusal};
 use crate::commands::{Command, Version};
+use crate::config::RunSection;
 use crate::controller::CommandFailure;
 use crate::ids::{LeaseId, RegionId};
 use crate::link::{Link, decode};
@@ -70,7 +71,9 @@ fn daemon_joins_obeys_and_reports<M: Memory>(pod: &TestPod<M>, wakeup: &str) {
     let daemon = pod.start(BACKEND, wakeup);
     let (incarnation, join) = controller.admit(BACKEND);
     assert_eq!(incarnation, daemon.incarnation);
-    assert_eq!(join, crate::testing::join());
+    // It says by itself for how long it may act unseen.
+    let fence_ms = Some(RunSection::default().fence_ms);
+    assert_eq!(join, Join { fence_ms, ..crate::testing::join() });
 
     assert_eq!(controller.command(BACKEND, &apply(nic("nic0", 1))), Ok(()));
     assert_eq!(controller.command(BACKEND, &apply(nic("nic0", 1))), Ok(()));

@@ -105,6 +105,26 @@ fn a_fenced_life_never_joins_again() {
 }
 
 #[test]
+fn for_how_long_a_daemon_may_act_unseen_is_kept_for_each_life() {
+    let mut state = pod_with_vm();
+    let says = |incarnation: u64, fence_ms: Option<u64>| {
+        let devices = devices_of(NET_BACKEND, true);
+        Command::Join { endpoint: NET_BACKEND, incarnation, join: Join { fence_ms, ..join(2, devices) } }
+    };
+    for (incarnation, fence_ms) in [(2, Some(1000)), (3, None), (4, Some(20))] {
+        must(&mut state, &says(incarnation, fence_ms));
+        assert_eq!(state.endpoints[&NET_BACKEND].fence_ms, fence_ms);
+    }
+    for fence_ms in [19, 60_001] {
+        let refusal = refused(&mut state, &says(5, Some(fence_ms)));
+        assert!(
+            refusal.kind == RefusalKind::JoinConflict && refusal.detail.contains("fence-ms"),
+            "{refusal}"
+        );
+    }
+}
+
+#[test]
 fn silence_alone_takes_nothing_from_who_has_no_substitute() {
     let mut state = pod_with_vm();
     for id in [NET_FRONTEND, BLK_FRONTEND, BLK_BACKEND] {

@@ -7,7 +7,7 @@ use pod_protocol::objects::{
     NicPolicy, Object, ObjectId, PortObject, Priority, Qos, RateLimit, RegistrationState,
 };
 use pod_protocol::protocol::Protocol;
-use pod_protocol::reports::DeviceReport;
+use pod_protocol::reports::{DeviceReport, Join};
 
 use super::model::{MIB, check, create_instance, devices_of, endpoint, join, nic, options, scrub_all, ssd};
 use super::*;
