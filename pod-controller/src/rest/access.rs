@@ -1,9 +1,9 @@
 //! Who may do what. On the UNIX socket that is a matter of the socket's permissions; over TCP a bearer token or a certificate says who
 //! somebody is, and a role what that one may do. Changes are written down, whoever makes them, and who is not let in.
 
-mod asked;
 mod audit;
 mod origin;
+mod pending;
 mod rate;
 mod refusals;
 mod tokens;
@@ -22,8 +22,8 @@ use axum::response::{IntoResponse, Response};
 use utoipa::openapi::OpenApi;
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
 
-use self::asked::Asked;
 use self::audit::{AuditLog, Entry, now_ms};
+use self::pending::Pending;
 use self::rate::Rates;
 use self::refusals::origin as origin_of;
 use self::tokens::TokenFile;
@@ -207,9 +207,9 @@ async fn check(State(Access(guard)): State<Access>, mut request: Request, next: 
         return response;
     }
     if let Some(audit) = &guard.audit {
-        let asked = Asked::new(audit, (&who, role, from, origin), &request);
-        let response = next.run(asked.listen_to(request)).await;
-        asked.answered(response.status());
+        let pending = Pending::new(audit, (&who, role, from, origin), &request);
+        let response = next.run(pending.listen_to(request)).await;
+        pending.answered(response.status());
         return response;
     }
     next.run(request).await

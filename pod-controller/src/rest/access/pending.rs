@@ -17,7 +17,7 @@ const HEARD_BYTES_MAX: usize = 1000;
 
 /// See the [module](self). A line is written when this ends: also where nobody waits for the answer any more, since the connection has ended or
 /// was ended, for the change may have been made by then.
-pub(super) struct Asked {
+pub(super) struct Pending {
     log: Arc<AuditLog>,
     origin: String,
     who: String,
@@ -32,8 +32,8 @@ pub(super) struct Asked {
     status: Option<StatusCode>,
 }
 
-impl Asked {
-    /// Of whom it is (`who`, with a role if he has one, `from` where, which counts as this origin).
+impl Pending {
+    /// By whom: his name, his role if he is known, where he came from, and the origin that refusals of it count for.
     pub(super) fn new(
         log: &Arc<AuditLog>,
         (who, role, from, origin): (&str, Option<Role>, Option<String>, String),
@@ -78,7 +78,7 @@ impl Asked {
     }
 }
 
-impl Drop for Asked {
+impl Drop for Pending {
     fn drop(&mut self) {
         let heard = std::mem::take(&mut *self.heard.lock().unwrap_or_else(PoisonError::into_inner));
         let text = || Value::String(String::from_utf8_lossy(&heard).into_owned());
