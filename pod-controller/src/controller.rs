@@ -185,6 +185,10 @@ fn wishes(requests: &mpsc::Receiver<Request>) -> (Vec<(Command, Reply)>, bool) {
 /// Tells which settings are other ones than those that the pod went by, as after a change of the file, or where another replica's file
 /// does not say the same.
 fn other_settings(before: &Options, now: &Options) -> Option<Effect> {
+    // That another pool is adopted is told by itself.
+    if before.pool != now.pool {
+        return None;
+    }
     // What the members of the pod know is no setting.
     let now = Options { protocol_minor: before.protocol_minor, ..now.clone() };
     let (before, now) = (serde_json::to_value(before).ok()?, serde_json::to_value(now).ok()?);

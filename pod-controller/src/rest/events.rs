@@ -93,7 +93,7 @@ pub(super) struct StreamQuery {
 #[utoipa::path(
     get, path = "/v1/events/stream", operation_id = "stream_events", tag = "events", params(StreamQuery),
     responses(
-        (status = 200, description = "events, for as long as the client listens", body = String, content_type = "text/event-stream"),
+        (status = 200, description = "events, for as long as the client listens and may", body = String, content_type = "text/event-stream"),
         (status = 400, body = Problem, content_type = "application/problem+json"),
         (status = 410, description = "events after that one are not kept any more, or there is no such event", body = Problem, content_type = "application/problem+json"),
     )

@@ -19,7 +19,7 @@ const REFUSED_CHARS_MAX: usize = 200;
 /// A change that somebody asked for, or a request that was refused.
 #[derive(Serialize)]
 pub(super) struct Entry<'a> {
-    /// When it was answered, in ms since 1970.
+    /// When it was answered, or ended without, in ms since 1970.
     pub(super) time_ms: u64,
     /// The name of a token, the names of a certificate, the user of a local process, or an address.
     pub(super) who: &'a str,
