@@ -7,8 +7,17 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 
-use crate::pod::{CLIENT_ADDRESS, Pod, PodVm};
+use crate::pod::{CLIENT_ADDRESS, GuestJob, Pod, PodVm};
 use crate::process::Daemon;
+
+/// More than anything but a stream moves. A busy machine moves a few times as much in a second.
+const STREAM_BYTES: u64 = 1 << 20;
+
+/// How long a stream may take to begin.
+const BEGIN_DEADLINE: Duration = Duration::from_secs(20);
+
+/// How long a stream may take to end, beyond the time for which it runs: what was lost meanwhile is sent again.
+const END_DEADLINE: Duration = Duration::from_secs(40);
 
 /// Which way the data goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,6 +110,48 @@ pub fn command_to(server: &str, way: Way, seconds: u32) -> String {
 pub fn run(vm: &PodVm, way: Way, seconds: u32) -> Result<Report> {
     let deadline = Duration::from_secs(u64::from(seconds) + 30);
     Report::parse(&vm.exec_within(&command(way, seconds), deadline)?)
+}
+
+/// A stream that runs in a guest while something else goes on.
+#[derive(Debug)]
+pub struct Stream<'a> {
+    job: GuestJob<'a>,
+    seconds: u32,
+}
+
+impl<'a> Stream<'a> {
+    /// Starts it for some seconds and waits until it passes the guest's first NIC.
+    pub fn begin(vm: &'a PodVm, way: Way, seconds: u32) -> Result<Self> {
+        Self::begin_parallel(vm, way, seconds, 1)
+    }
+
+    /// As [`Stream::begin`], with as many connections.
+    pub fn begin_parallel(vm: &'a PodVm, way: Way, seconds: u32, connections: u32) -> Result<Self> {
+        let passed = || -> Result<u64> {
+            let counters = vm.exec("cat /sys/class/net/eth0/statistics/[rt]x_bytes")?;
+            counters.split_whitespace().map(|count| Ok(count.parse::<u64>()?)).sum()
+        };
+        // Counted before it starts: all of a stream may have passed before a busy guest answers again.
+        let before = passed()?;
+        let job = vm.start(&format!("{} --parallel {connections}", command(way, seconds)))?;
+        let started = Instant::now();
+        while passed()? < before + STREAM_BYTES {
+            if let Some(outcome) = job.outcome() {
+                bail!("iperf3 ended before a stream had passed the guest's NIC: {}", outcome.text());
+            }
+            if started.elapsed() > BEGIN_DEADLINE {
+                bail!("no stream passes the guest's NIC after {} s", BEGIN_DEADLINE.as_secs());
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        Ok(Self { job, seconds })
+    }
+
+    /// Waits until it ends; fails if it failed or nothing arrived.
+    pub fn finish(self) -> Result<Report> {
+        let deadline = Duration::from_secs(u64::from(self.seconds)) + END_DEADLINE;
+        Report::parse(&self.job.finish(deadline)?)
+    }
 }
 
 impl Report {

@@ -34,7 +34,7 @@ pub use plan::{HostPlan, NicDriver, PodBuilder};
 pub use release::Release;
 pub use role::Role;
 use topology::Topology;
-pub use vm::{PodVm, RAM_BYTES, VmShape, WaitingVm};
+pub use vm::{GuestJob, PodVm, RAM_BYTES, VmShape, WaitingVm};
 
 /// The client's address.
 pub const CLIENT_ADDRESS: &str = "10.77.0.1";

@@ -21,12 +21,6 @@ use crate::runner;
 /// How long a guest may take to boot: a few seconds even when translated, more on a busy machine.
 const BOOT_DEADLINE: Duration = Duration::from_mins(1);
 
-/// More than anything but a stream moves.
-const STREAM_BYTES: u64 = 16 << 20;
-
-/// How long a stream may take to begin.
-const STREAM_DEADLINE: Duration = Duration::from_secs(20);
-
 /// The memory of guests that have it in the pool.
 pub const RAM_BYTES: u64 = 256 << 20;
 
@@ -286,22 +280,6 @@ impl PodVm {
     pub fn start(&self, command: &str) -> Result<GuestJob<'_>> {
         let job = self.agent.start(command, &[])?;
         Ok(GuestJob { agent: &self.agent, command: command.to_owned(), job })
-    }
-
-    /// Waits until a stream passes its first NIC, whichever way.
-    pub fn wait_for_stream(&self) -> Result<()> {
-        let passed = || -> Result<u64> {
-            let counters = self.exec("cat /sys/class/net/eth0/statistics/[rt]x_bytes")?;
-            counters.split_whitespace().map(|count| Ok(count.parse::<u64>()?)).sum()
-        };
-        let (started, before) = (Instant::now(), passed()?);
-        while passed()? < before + STREAM_BYTES {
-            if started.elapsed() > STREAM_DEADLINE {
-                bail!("no stream passes the guest's NIC after {} s", STREAM_DEADLINE.as_secs());
-            }
-            thread::sleep(Duration::from_millis(20));
-        }
-        Ok(())
     }
 
     /// QEMU.

@@ -62,16 +62,12 @@ fn network_survives(host: &str, role: Role) {
     let mut stage = Stage::set_up().unwrap();
     for _ in 0..rounds() {
         for way in [Way::Out, Way::In] {
-            thread::scope(|scope| {
-                let vm = &stage.vm;
-                let traffic = scope.spawn(move || iperf::run(vm, way, 5));
-                vm.wait_for_stream().unwrap();
-                stage.pod.daemon(host, role).unwrap().kill().unwrap();
-                thread::sleep(AWAY);
-                stage.pod.start_daemon(host, role).unwrap();
-                stage.pod.wait_until_joined().unwrap();
-                traffic.join().unwrap().unwrap();
-            });
+            let stream = iperf::Stream::begin(&stage.vm, way, 5).unwrap();
+            stage.pod.daemon(host, role).unwrap().kill().unwrap();
+            thread::sleep(AWAY);
+            stage.pod.start_daemon(host, role).unwrap();
+            stage.pod.wait_until_joined().unwrap();
+            stream.finish().unwrap();
         }
         let said = stage.vm.exec(&format!("ping -c 10 -i 0.05 -q {CLIENT_ADDRESS}")).unwrap();
         assert!(said.contains("10 packets received"), "{said}");

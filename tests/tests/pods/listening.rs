@@ -57,17 +57,13 @@ fn frontends_connect_to_a_vmm_that_listens_whoever_dies() {
     for round in 0..rounds() {
         let vm = pod.boot(&instance, &guest, SHAPE).unwrap();
         works(&vm);
-        let command = job().command();
-        thread::scope(|scope| {
-            let stream = scope.spawn(|| iperf::run(&vm, Way::Out, 3));
-            vm.wait_for_stream().unwrap();
-            restart(&mut pod, Role::NetFrontend);
-            stream.join().unwrap().unwrap();
-            let writes = scope.spawn(|| vm.exec_within(&command, Duration::from_mins(2)));
-            thread::sleep(Duration::from_millis(200));
-            restart(&mut pod, Role::BlkFrontend);
-            Report::parse(&writes.join().unwrap().unwrap()).unwrap();
-        });
+        let stream = iperf::Stream::begin(&vm, Way::Out, 3).unwrap();
+        restart(&mut pod, Role::NetFrontend);
+        stream.finish().unwrap();
+        let writes = vm.start(&job().command()).unwrap();
+        thread::sleep(Duration::from_millis(200));
+        restart(&mut pod, Role::BlkFrontend);
+        Report::parse(&writes.finish(Duration::from_mins(2)).unwrap()).unwrap();
         works(&vm);
         let log = vm.exec("dmesg").unwrap();
         assert!(!log.contains("I/O error"), "{log}");

@@ -60,14 +60,13 @@ fn memory_is_plugged_in_under_traffic() {
     let server = iperf::Server::start(&pod).unwrap();
     let before = memory_mib(&vm);
 
-    let stream = vm.start(&iperf::command(Way::Out, 4)).unwrap();
-    vm.wait_for_stream().unwrap();
+    let stream = iperf::Stream::begin(&vm, Way::Out, 4).unwrap();
     for times in 1..=2 {
         vmm::plug_memory(&monitor, PLUGGED_MIB).unwrap();
         // Some of it describes the rest.
         use_plugged_memory(&vm, before + u64::from(times * PLUGGED_MIB) * 9 / 10);
     }
-    iperf::Report::parse(&stream.finish(Duration::from_secs(40)).unwrap()).unwrap();
+    stream.finish().unwrap();
     // More is in use than there was at first: buffers are where there is room.
     vm.exec(
         "mkdir -p /fill && mount -t tmpfs -o size=100% tmpfs /fill && head -c 314572800 /dev/zero > /fill/it",

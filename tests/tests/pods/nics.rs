@@ -1,7 +1,5 @@
 //! NICs of other shapes than the usual one: several queues, and another driver.
 
-use std::time::Duration;
-
 use guest_images::{Guest, Silent};
 use pod_api::{CreateInstance, NicRequest};
 use wadi_tests::iperf::{self, Way};
@@ -39,11 +37,10 @@ fn two_pairs_of_queues_carry_streams_through_a_failover() {
     // Down to one and up again while the device is in use.
     vm.exec("ethtool -L eth0 combined 1 && ethtool -L eth0 combined 2").unwrap();
 
-    let stream = vm.start(&format!("{} --parallel 4", iperf::command(Way::Out, 4))).unwrap();
-    vm.wait_for_stream().unwrap();
+    let stream = iperf::Stream::begin_parallel(&vm, Way::Out, 4, 4).unwrap();
     pod.pull_cable("h2", "nic0").unwrap();
     pod.wait_for_nic("vm1", "h3/nic1").unwrap();
-    iperf::Report::parse(&stream.finish(Duration::from_secs(40)).unwrap()).unwrap();
+    stream.finish().unwrap();
     let output = vm.exec(&format!("{} --parallel 4", iperf::command(Way::In, 1))).unwrap();
     iperf::Report::parse(&output).unwrap();
     drop(server);
@@ -65,11 +62,10 @@ fn af_xdp_carries_streams_through_a_failover() {
         iperf::run(&vm, way, 2).unwrap();
     }
 
-    let stream = vm.start(&iperf::command(Way::Out, 4)).unwrap();
-    vm.wait_for_stream().unwrap();
+    let stream = iperf::Stream::begin(&vm, Way::Out, 4).unwrap();
     pod.pull_cable("h2", "nic0").unwrap();
     pod.wait_for_nic("vm1", "h3/nic1").unwrap();
-    iperf::Report::parse(&stream.finish(Duration::from_secs(40)).unwrap()).unwrap();
+    stream.finish().unwrap();
     iperf::run(&vm, Way::In, 1).unwrap();
     drop(server);
 }
@@ -89,11 +85,10 @@ fn a_stream_goes_on_over_a_backup_that_can_do_less() {
     let offloads = vm.exec("ethtool -k eth0").unwrap();
     assert!(offloads.contains("tcp-segmentation-offload: on"), "{offloads}");
 
-    let stream = vm.start(&iperf::command(Way::Out, 4)).unwrap();
-    vm.wait_for_stream().unwrap();
+    let stream = iperf::Stream::begin(&vm, Way::Out, 4).unwrap();
     pod.pull_cable("h2", "nic0").unwrap();
     pod.wait_for_nic("vm1", "h3/nic1").unwrap();
-    iperf::Report::parse(&stream.finish(Duration::from_secs(40)).unwrap()).unwrap();
+    stream.finish().unwrap();
     // The guest still leaves checksums and segmentation to a NIC that does neither.
     for way in [Way::Out, Way::In] {
         iperf::run(&vm, way, 2).unwrap();

@@ -1,15 +1,11 @@
 //! A guest changes how many pairs of queues it uses, while traffic runs and while those who serve them are away.
 
-use std::time::Duration;
-
 use guest_images::{Guest, Silent};
 use pod_api::{CreateInstance, NicRequest};
 use wadi_tests::conversation::Conversation;
 use wadi_tests::iperf::{self, Way};
 use wadi_tests::pod::{HostPlan, PodBuilder, PodVm, Role, VmShape};
 use wadi_tests::stage::rounds;
-
-const PATIENCE: Duration = Duration::from_mins(1);
 
 /// The guest uses so many of its pairs from now on.
 fn use_pairs(vm: &PodVm, pairs: u32) {
@@ -41,18 +37,16 @@ fn a_guest_changes_its_queues_under_load_and_while_daemons_are_away() {
     use_pairs(&vm, 2);
     for round in 0..rounds() {
         for way in [Way::Out, Way::In] {
-            let stream = vm.start(&iperf::command(way, 4)).unwrap();
-            vm.wait_for_stream().unwrap();
+            let stream = iperf::Stream::begin(&vm, way, 4).unwrap();
             for pairs in [1, 2, 1, 2] {
                 use_pairs(&vm, pairs);
                 conversation.check(&format!("round {round}, with {pairs} pairs")).unwrap();
             }
-            iperf::Report::parse(&stream.finish(PATIENCE).unwrap()).unwrap();
+            stream.finish().unwrap();
         }
         for (host, role) in [("h2", Role::NetBackend), ("h1", Role::NetFrontend)] {
             for pairs in [1, 2] {
-                let stream = vm.start(&iperf::command(Way::Out, 4)).unwrap();
-                vm.wait_for_stream().unwrap();
+                let stream = iperf::Stream::begin(&vm, Way::Out, 4).unwrap();
                 pod.daemon(host, role).unwrap().kill().unwrap();
                 use_pairs(&vm, pairs);
                 pod.start_daemon(host, role).unwrap();
@@ -60,7 +54,7 @@ fn a_guest_changes_its_queues_under_load_and_while_daemons_are_away() {
                 conversation
                     .check(&format!("round {round}, {host}/{role} back, with {pairs} pairs"))
                     .unwrap();
-                iperf::Report::parse(&stream.finish(PATIENCE).unwrap()).unwrap();
+                stream.finish().unwrap();
             }
         }
     }

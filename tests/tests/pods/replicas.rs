@@ -17,7 +17,7 @@ fn leader_dies_while_a_cable_is_pulled_and_the_guest_goes_on() {
     let mut stage = Stage::set_up().unwrap();
     let engines = stage.pod.engines();
     let job =
-        |offset_mib, pattern| Job { disk: "vda".into(), offset_mib, size_mib: 128, pattern, flush_every: 64 };
+        |offset_mib, pattern| Job { disk: "vda".into(), offset_mib, size_mib: 64, pattern, flush_every: 64 };
     let disk = stage.vm.start(&job(0, Pattern::Random4K).command()).unwrap();
     let mut replicas = Replicas::instead_of_the_controller(&mut stage.pod).unwrap();
     Report::parse(&disk.finish(Duration::from_mins(2)).unwrap()).unwrap();
@@ -27,8 +27,7 @@ fn leader_dies_while_a_cable_is_pulled_and_the_guest_goes_on() {
         let (from, to) =
             (nics[usize::try_from(round).unwrap() % 2], nics[usize::try_from(round + 1).unwrap() % 2]);
         let disk = stage.vm.start(&job(128, Pattern::Random4K).command()).unwrap();
-        let stream = stage.vm.start(&iperf::command(Way::Out, 4)).unwrap();
-        stage.vm.wait_for_stream().unwrap();
+        let stream = iperf::Stream::begin(&stage.vm, Way::Out, 4).unwrap();
         let leader = replicas.leader(3);
         replicas.kill(leader).unwrap();
         stage.pod.pull_cable(from.0, from.1).unwrap();
@@ -40,7 +39,7 @@ fn leader_dies_while_a_cable_is_pulled_and_the_guest_goes_on() {
         });
         eprintln!("round {round}: moved {:?} after the leader's death", killed.elapsed());
         // Its traffic goes on, and every byte on the disk is what was written.
-        iperf::Report::parse(&stream.finish(Duration::from_mins(1)).unwrap()).unwrap();
+        stream.finish().unwrap();
         Report::parse(&disk.finish(Duration::from_mins(2)).unwrap()).unwrap();
 
         replicas.start_again(leader).unwrap();
