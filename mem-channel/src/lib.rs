@@ -39,6 +39,7 @@ mod parameters;
 mod peers;
 mod run_time;
 mod share;
+mod vcpus;
 mod wire;
 
 pub use budget::ByteBudget;
@@ -53,6 +54,7 @@ pub use parameters::Parameters;
 pub use peers::Peers;
 pub use run_time::{RunTime, run_part};
 pub use share::{Node, Record, Share, Sums, fair_share};
+pub use vcpus::VcpuAccount;
 pub use wire::{RECORD_WORDS, decode, encode};
 
 /// An element of the fabric that mchannels share: a port, a link, a device. The pod gives the numbers.
