@@ -218,7 +218,8 @@ fn tick(index: usize, thread: &Thread, holds_nothing: bool) {
         compiler_fence(Ordering::SeqCst);
         // SAFETY: only the thread itself comes here, and `busy` keeps its handler out.
         let account = unsafe { &mut *thread.account.get() };
-        let next = account.look((thread, Phase::of(index)), control, slot, holds_nothing);
+        let phase = Phase::of(control.process.load(Ordering::Relaxed), index);
+        let next = account.look((thread, phase), control, slot, holds_nothing);
         compiler_fence(Ordering::SeqCst);
         thread.busy.store(false, Ordering::Relaxed);
         compiler_fence(Ordering::SeqCst);

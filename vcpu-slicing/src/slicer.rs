@@ -3,6 +3,9 @@
 //! Accounts are kept in processor time: a thread earns T_R/T_W of what passes and pays for what it runs. Whatever a window
 //! got too much or too little, because a timer, a wake-up or the scheduler was late, is carried into the next ones by that, so the
 //! long-run share is exact. A thread that idles is not put to sleep: it runs less than it may.
+//!
+//! Windows begin every T_W from when a thread began, whatever was late and whatever T_R became meanwhile: so threads that began apart stay
+//! apart. In each it runs first, for as long as it may, and sleeps until the next one.
 
 /// T_R and T_W.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,12 +31,14 @@ impl Duty {
 pub struct Phase(u32);
 
 impl Phase {
-    /// Of the thread with this number. Threads whose numbers follow each other lie far apart, however many there are, since
+    /// Of the thread with this number of a process. Threads whose numbers follow each other lie far apart, however many there are, since
     /// these are multiples of the golden ratio: if all vCPUs of a machine ran and slept at the same times, they would overload the fabric
-    /// for a part of each window and leave it idle for the rest (“temporal contention”, §4.3).
+    /// for a part of each window and leave it idle for the rest (“temporal contention”, §4.3). And so would the first ones of machines that are
+    /// told at the same time to begin: those lie apart by multiples of another irrational number, the square root of two.
     #[expect(clippy::cast_possible_truncation, reason = "the low bits of a product follow from the low bits")]
-    pub const fn of(number: usize) -> Self {
-        Self((number as u32).wrapping_mul(0x9E37_79B9))
+    pub const fn of(process: u32, number: usize) -> Self {
+        let before = (number as u32).wrapping_mul(0x9E37_79B9);
+        Self(before.wrapping_add(process.wrapping_mul(0x6A09_E667)))
     }
 
     /// How much of a window of this length lies before it, in the unit of the length.
@@ -79,15 +84,16 @@ pub struct Slicer {
     tries: u32,
     /// Since the last look: whether it ran for less than a quarter of the time, and no more than it may.
     idle: bool,
-    /// It began in the part of a window in which it sleeps, and has yet to do so.
-    rests: bool,
+    /// When it began, in ns of the wall clock, and how far in a window that was.
+    began_ns: u64,
+    phase: Phase,
 }
 
 impl Slicer {
     /// One that has yet to begin.
     pub const fn new() -> Self {
         let last = Clocks { wall_ns: 0, cpu_ns: 0 };
-        Self { last, credit_ns: 0, forgiven_ns: 0, tries: 0, idle: false, rests: false }
+        Self { last, credit_ns: 0, forgiven_ns: 0, tries: 0, idle: false, began_ns: 0, phase: Phase(0) }
     }
 
     /// Begins now, as if it had run and slept in windows before, the last of which began this long ago.
@@ -96,8 +102,7 @@ impl Slicer {
         let gone = signed(phase.of_window(duty.window_ns));
         // It runs first and spends that, and earns all the time.
         let credit_ns = run.saturating_sub(gone.min(run)).saturating_add(scaled(gone, run, window));
-        let rests = gone >= run;
-        Self { last: now, credit_ns, forgiven_ns: 0, tries: 0, idle: false, rests }
+        Self { last: now, credit_ns, began_ns: now.wall_ns, phase, ..Self::new() }
     }
 
     /// The run time that is left, in ns; below 0 what it ran too long.
@@ -117,19 +122,26 @@ impl Slicer {
         if run <= 0 {
             return Step::Sleep(duty.window_ns);
         }
-        // One that sleeps until it has the run time of a window again sleeps T_W − T_R from here on.
-        let floor = scaled(run, run, window);
-        // One that waited for something has rested, too.
-        self.rests &= self.credit_ns < run;
-        if self.credit_ns > floor && !self.rests {
+        // What it earned in this window it may use in the next one.
+        let gone = self.gone(now, duty);
+        let left = self.credit_ns.saturating_sub(scaled(gone, run, window));
+        if left > 0 {
             self.tries = 0;
-            let until =
-                scaled(self.credit_ns.saturating_sub(floor), window, window.saturating_sub(run).max(1));
             // One that idles is looked at once in a window: when it begins to run, it may run a window too long, and pays.
             let least = if self.idle { duty.window_ns } else { SOONEST_NS };
-            return Step::Look(unsigned(until).clamp(SOONEST_NS, duty.window_ns.max(SOONEST_NS)).max(least));
+            return Step::Look(unsigned(left).clamp(SOONEST_NS, duty.window_ns.max(SOONEST_NS)).max(least));
         }
-        Step::Sleep(unsigned(scaled(run.saturating_sub(self.credit_ns), window, run)).max(1))
+        // Until the first window in which it may run again.
+        let windows = left.saturating_neg() / run;
+        Step::Sleep(
+            unsigned(window.saturating_sub(gone).saturating_add(windows.saturating_mul(window))).max(1),
+        )
+    }
+
+    /// How much of the window is over, in ns.
+    fn gone(&self, now: Clocks, duty: Duty) -> i64 {
+        let since = now.wall_ns.wrapping_sub(self.began_ns);
+        signed(since.wrapping_add(self.phase.of_window(duty.window_ns)) % duty.window_ns.max(1))
     }
 
     /// It was to sleep for so many ns, and could not where it was. Returns after how many ns to try again, and whether that
@@ -154,7 +166,6 @@ impl Slicer {
     /// It slept until now.
     pub fn slept(&mut self, now: Clocks, duty: Duty) {
         self.settle(now, duty);
-        self.rests = false;
     }
 
     /// Takes note of the time.
@@ -252,7 +263,7 @@ mod tests {
             let mut running = BTreeMap::new();
             for number in 0..threads {
                 let mut now = Clocks::default();
-                let mut slicer = Slicer::begin(now, duty, Phase::of(number));
+                let mut slicer = Slicer::begin(now, duty, Phase::of(7, number));
                 while now.wall_ns < 2 * MS {
                     match slicer.look(now, duty) {
                         Step::Look(after) => {
@@ -277,15 +288,56 @@ mod tests {
     }
 
     #[test]
+    fn machines_that_are_told_to_begin_at_once_take_turns_too() {
+        // One vCPU each; processes that were started one after the other, or with others between them.
+        for apart in [1, 2, 3, 17] {
+            let mut phases: Vec<u64> =
+                (0..32).map(|machine| Phase::of(4000 + machine * apart, 0).of_window(MS)).collect();
+            phases.sort_unstable();
+            let widest = phases.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(MS);
+            assert!(widest < MS / 10, "{apart} apart, nobody begins for {widest} ns of {MS}");
+        }
+    }
+
+    #[test]
+    fn windows_stay_where_they_are_whatever_is_late_and_whatever_part_is_allowed() {
+        let mut slicer =
+            Slicer::begin(Clocks::default(), Duty { run_ns: MS / 4, window_ns: MS }, Phase(1 << 30));
+        let (mut now, mut number, mut woken) = (Clocks::default(), 0_u64, Vec::new());
+        while woken.len() < 1000 {
+            number += 1;
+            // Another part in each K of ten windows.
+            let duty = Duty { run_ns: MS / 20 * (1 + number / 20 % 10), window_ns: MS };
+            let late = number * 7919 % 30_000;
+            match slicer.look(now, duty) {
+                Step::Look(after) => {
+                    now = Clocks { wall_ns: now.wall_ns + after + late, cpu_ns: now.cpu_ns + after + late };
+                }
+                Step::Sleep(ns) => {
+                    now.wall_ns += ns;
+                    // A quarter of a window was over when it began.
+                    woken.push((now.wall_ns + MS / 4) % MS);
+                    now.wall_ns += late;
+                    slicer.slept(now, duty);
+                }
+            }
+        }
+        assert!(woken.iter().all(|place| *place == 0), "{woken:?}");
+    }
+
+    #[test]
     fn one_that_begins_in_its_sleep_sleeps_where_it_can() {
         let duty = Duty { run_ns: MS / 4, window_ns: MS };
         let half = Phase(1 << 31);
         let mut slicer = Slicer::begin(Clocks::default(), duty, half);
         assert_eq!(slicer.look(Clocks::default(), duty), Step::Sleep(MS / 2));
-        // Not here: what it runs meanwhile it sleeps longer.
+        // Not here: what it runs meanwhile it runs less in its next window.
         let (after, _) = slicer.refused(MS / 2, duty);
         let now = Clocks { wall_ns: after, cpu_ns: after };
-        assert_eq!(slicer.look(now, duty), Step::Sleep(MS / 2 + 3 * after));
+        assert_eq!(slicer.look(now, duty), Step::Sleep(MS / 2 - after));
+        let now = Clocks { wall_ns: MS / 2, cpu_ns: after };
+        slicer.slept(now, duty);
+        assert_eq!(slicer.look(now, duty), Step::Look(MS / 4 - after));
         // One that blocks until it has earned as much has slept.
         let mut slicer = Slicer::begin(Clocks::default(), duty, half);
         let now = Clocks { wall_ns: MS / 2, cpu_ns: 0 };
