@@ -382,6 +382,10 @@ fn add_mchannels(page: &mut Page, handle: &Handle) {
     let vcpu_run =
         page.fractions("mchannel_vcpu_run_seconds", "How much of a window an instance's vCPUs may run: T_R");
     let vcpu_window = page.fractions("mchannel_vcpu_window_seconds", "The window: T_W");
+    let uncounted = page.gauges(
+        "mchannel_vcpus_uncounted",
+        "Whether an instance's memory lies in the pool and nobody counts what its vCPUs load and store there",
+    );
     let capacity =
         page.gauges("fabric_capacity_bytes_per_second", "What an element of the fabric carries at most");
     let estimated = page
@@ -404,6 +408,7 @@ fn add_mchannels(page: &mut Page, handle: &Handle) {
         rate.get_or_create(&labels).set(it.rate);
         demand.get_or_create(&labels).set(it.demand);
         run.get_or_create(&labels).set(run_ratio(it.share, it.demand));
+        uncounted.get_or_create(&labels).set(it.vcpus_uncounted.into());
         if let Some(bytes) = it.share {
             share.get_or_create(&labels).set(bytes);
         }

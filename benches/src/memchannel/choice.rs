@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result};
 
+use super::control::Setting;
 use super::experiments::{App, contended};
 use super::parameters::Fabric;
 
@@ -27,7 +28,7 @@ pub(super) struct Tried {
 pub(super) fn tried(fabric: &Fabric, app: &App) -> Result<Vec<Tried>> {
     let mut tried = Vec::new();
     for fabric in candidates(fabric) {
-        let held = contended(&fabric, app, false, 1.0, true)?;
+        let held = contended(&fabric, app, false, 1.0, Setting::Paper)?;
         tried.push(Tried { fabric, slowdown: held.slowdown, used: held.used });
     }
     Ok(tried)

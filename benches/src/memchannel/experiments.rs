@@ -2,20 +2,37 @@
 
 use anyhow::Result;
 
+use super::control::{Setting, Signal};
 use super::fabric::{Found, Simulation, Stream};
 use super::parameters::{Fabric, whole};
 
-/// Before anything is counted, in µs: without control, queues settle; with it, shares do.
+/// Without control, in µs: queues settle before anything is counted.
 const SETTLE_US: f64 = 20.0;
-const SETTLE_CONTROLLED_US: f64 = 12_000.0;
 const COUNT_US: f64 = 200.0;
-/// Some K in which shares swing around where they belong.
-const COUNT_CONTROLLED_US: f64 = 20_000.0;
+/// With it, shares do, in K; and then swing for some K around where they belong. The paper's:
+const SETTLE_KS: f64 = 24.0;
+const COUNT_KS: f64 = 40.0;
+/// A pod's, of which each is as long as 20 of those. Without a signal shares take longer to settle.
+const POD_SETTLE_KS: f64 = 50.0;
+const PROBED_SETTLE_KS: f64 = 20.0;
+const POD_COUNT_KS: f64 = 10.0;
 
-pub(super) fn run(fabric: &Fabric, streams: &[Stream], controlled: bool) -> Result<Vec<Found>> {
-    let mut simulation = Simulation::new(fabric, streams, controlled)?;
-    simulation.run(if controlled { SETTLE_CONTROLLED_US } else { SETTLE_US })?;
-    simulation.run(if controlled { COUNT_CONTROLLED_US } else { COUNT_US })
+/// How long to simulate before anything is counted, and while it is, in µs.
+fn times_us(fabric: &Fabric, setting: Setting) -> (f64, f64) {
+    match setting {
+        Setting::Uncontrolled => (SETTLE_US, COUNT_US),
+        // Whatever K is: else a longer one would be given more time.
+        Setting::Paper => (SETTLE_KS * Fabric::PAPER.k_us, COUNT_KS * Fabric::PAPER.k_us),
+        Setting::Pod(Signal::Off) => (POD_SETTLE_KS * fabric.k_us, POD_COUNT_KS * fabric.k_us),
+        Setting::Pod(Signal::Probe) => (PROBED_SETTLE_KS * fabric.k_us, POD_COUNT_KS * fabric.k_us),
+    }
+}
+
+pub(super) fn run(fabric: &Fabric, streams: &[Stream], setting: Setting) -> Result<Vec<Found>> {
+    let mut simulation = Simulation::new(fabric, streams, setting)?;
+    let (settle_us, count_us) = times_us(fabric, setting);
+    simulation.run(settle_us)?;
+    simulation.run(count_us)
 }
 
 fn blocks(fabric: &Fabric, host: usize, write: bool, threads: u32) -> Stream {
@@ -51,7 +68,7 @@ fn contending(fabric: &Fabric, other_hosts: bool, write: bool, threads: u32) -> 
 pub(super) fn beside_blocks(fabric: &Fabric, other_hosts: bool, write: bool, threads: u32) -> Result<f64> {
     let mut streams = vec![lone(write)];
     streams.extend(contending(fabric, other_hosts, write, threads));
-    Ok(run(fabric, &streams, false)?[0].latency_ns)
+    Ok(run(fabric, &streams, Setting::Uncontrolled)?[0].latency_ns)
 }
 
 /// Figure 3-a: a program whose data lies in the last-level cache, as far as others leave it there.
@@ -68,7 +85,7 @@ fn copy_beside(fabric: &Fabric, lines: u32, threads: u32) -> Result<f64> {
         let in_flight = f64::from(lines).min(most);
         let others = |host, threads| Stream { block: lines, threads, in_flight, host, ..lone(write) };
         let streams = [lone(write), others(1, threads / 2), others(2, threads - threads / 2)];
-        Ok(run(fabric, &streams, false)?[0].latency_ns)
+        Ok(run(fabric, &streams, Setting::Uncontrolled)?[0].latency_ns)
     };
     let sum: Result<f64> = [false, true].into_iter().map(one_way).sum();
     sum
@@ -91,7 +108,7 @@ pub(super) fn harmless_block(fabric: &Fabric) -> Result<f64> {
 /// Figure 4-c: what 4 KiB blocks on four cores leave to single lines on four others, in per cent of the link for the blocks.
 pub(super) fn blocks_against_lines(fabric: &Fabric) -> Result<f64> {
     let lines = Stream { threads: 4, ..lone(false) };
-    let found = run(fabric, &[lines, blocks(fabric, 0, false, 4)], false)?;
+    let found = run(fabric, &[lines, blocks(fabric, 0, false, 4)], Setting::Uncontrolled)?;
     Ok(found[1].rate / (found[0].rate + found[1].rate) * 100.0)
 }
 
@@ -106,7 +123,7 @@ pub(super) fn strided(fabric: &Fabric, write: bool, stride: f64) -> Result<f64> 
     if useless > 0.0 {
         streams.push(Stream { in_flight: useless.max(0.25), ..of_use });
     }
-    Ok(run(fabric, &streams, false)?[0].rate)
+    Ok(run(fabric, &streams, Setting::Uncontrolled)?[0].rate)
 }
 
 /// Figure 5: four cores that read line after line with so many NOPs between; GB/s.
@@ -118,38 +135,39 @@ pub(super) fn perturbed(fabric: &Fabric, nops: f64) -> Result<f64> {
     let under_way = (fabric.strided_reads + fabric.prefetched).min(in_window).max(1.0);
     let pause_ns = (nops + fabric.load_instructions) / fabric.retired_per_ns;
     let stream = Stream { in_flight: under_way, threads: 4, pause_ns, ..lone(false) };
-    Ok(run(fabric, &[stream], false)?[0].rate)
+    Ok(run(fabric, &[stream], Setting::Uncontrolled)?[0].rate)
 }
 
 /// Two egress ports: how much longer a lone read takes through one that nobody else uses, on a host whose other threads fill the other one. Their lines stand before it in
 /// the lanes of the host's port.
 pub(super) fn beside_another_egress(fabric: &Fabric) -> Result<f64> {
     let elsewhere = Stream { egress: 1, ..lone(false) };
-    let alone = run(fabric, &[elsewhere], false)?[0].latency_ns;
+    let alone = run(fabric, &[elsewhere], Setting::Uncontrolled)?[0].latency_ns;
     let mut streams = vec![elsewhere];
     streams.extend(contending(fabric, false, false, whole(fabric.background)));
     // Two other hosts send through the full one, too: it is the egress port that is short, and not this host's own.
     streams.extend(contending(fabric, true, false, whole(fabric.background)));
-    Ok(run(fabric, &streams, false)?[0].latency_ns / alone)
+    Ok(run(fabric, &streams, Setting::Uncontrolled)?[0].latency_ns / alone)
 }
 
 /// Two egress ports with programs of a host each, and contending threads of two other hosts through the first one: what a program gets through the second one with
 /// control, as a part of what it has alone.
-pub(super) fn left_alone(fabric: &Fabric, app: &App, controlled: bool) -> Result<f64> {
+pub(super) fn left_alone(fabric: &Fabric, app: &App, setting: Setting) -> Result<f64> {
     let through = |egress| Stream { egress, ..app.stream(fabric.program_threads()) };
-    let alone = run(fabric, &[through(1)], false)?[0].rate;
+    let alone = run(fabric, &[through(1)], Setting::Uncontrolled)?[0].rate;
     let mut streams = vec![Stream { host: 3, ..through(1) }, through(0)];
     streams.extend(contending(fabric, true, false, whole(fabric.background)));
-    Ok(run(fabric, &streams, controlled)?[0].rate / alone)
+    Ok(run(fabric, &streams, setting)?[0].rate / alone)
 }
 
 /// What responses say of the egress port's load (DevLoad) while a program and contending threads of its host share it: the parts of the four levels.
-pub(super) fn levels(fabric: &Fabric, app: &App, controlled: bool) -> Result<[f64; 4]> {
+pub(super) fn levels(fabric: &Fabric, app: &App, setting: Setting) -> Result<[f64; 4]> {
     let mut streams = vec![app.stream(fabric.program_threads())];
     streams.extend(contending(fabric, true, false, whole(fabric.background)));
-    let mut simulation = Simulation::new(fabric, &streams, controlled)?;
-    simulation.run(if controlled { SETTLE_CONTROLLED_US } else { SETTLE_US })?;
-    simulation.run(if controlled { COUNT_CONTROLLED_US } else { COUNT_US })?;
+    let mut simulation = Simulation::new(fabric, &streams, setting)?;
+    let (settle_us, count_us) = times_us(fabric, setting);
+    simulation.run(settle_us)?;
+    simulation.run(count_us)?;
     Ok(simulation.levels())
 }
 
@@ -181,13 +199,13 @@ pub(super) fn contended(
     app: &App,
     other_hosts: bool,
     part: f64,
-    controlled: bool,
+    setting: Setting,
 ) -> Result<Contended> {
-    let alone = run(fabric, &[app.stream(fabric.program_threads())], false)?[0].rate;
+    let alone = run(fabric, &[app.stream(fabric.program_threads())], Setting::Uncontrolled)?[0].rate;
     let threads = whole(fabric.background * part);
     let mut streams = vec![app.stream(fabric.program_threads())];
     streams.extend(contending(fabric, other_hosts, false, threads));
-    let found = run(fabric, &streams, controlled)?;
+    let found = run(fabric, &streams, setting)?;
     Ok(Contended {
         slowdown: alone / found[0].rate,
         used: found.iter().map(|found| found.rate).sum::<f64>() / fabric.link_gb_s,
@@ -196,14 +214,14 @@ pub(super) fn contended(
 }
 
 /// Figure 11: GB/s of two programs on a host.
-pub(super) fn pair(fabric: &Fabric, apps: [&App; 2], threads: u32, controlled: bool) -> Result<[f64; 2]> {
-    let found = run(fabric, &[apps[0].stream(threads), apps[1].stream(threads)], controlled)?;
+pub(super) fn pair(fabric: &Fabric, apps: [&App; 2], threads: u32, setting: Setting) -> Result<[f64; 2]> {
+    let found = run(fabric, &[apps[0].stream(threads), apps[1].stream(threads)], setting)?;
     Ok([found[0].rate, found[1].rate])
 }
 
 /// The gap at the heaviest contention, in GB/s.
-pub(super) fn gap(fabric: &Fabric, apps: [&App; 2], controlled: bool) -> Result<f64> {
-    let [a, b] = pair(fabric, apps, whole(fabric.pair_threads), controlled)?;
+pub(super) fn gap(fabric: &Fabric, apps: [&App; 2], setting: Setting) -> Result<f64> {
+    let [a, b] = pair(fabric, apps, whole(fabric.pair_threads), setting)?;
     Ok((a - b).abs())
 }
 
@@ -242,15 +260,15 @@ mod tests {
         let elsewhere = Stream { egress: 1, ..lone(false) };
         let mut streams = vec![elsewhere];
         streams.extend(contending(&PAPER, true, false, 40));
-        let beside = run(&PAPER, &streams, false).unwrap()[0].latency_ns;
+        let beside = run(&PAPER, &streams, Setting::Uncontrolled).unwrap()[0].latency_ns;
         assert!(beside < 1.01 * PAPER.idle_ns, "{beside} ns");
     }
 
     #[test]
     fn two_egress_ports_carry_as_much_as_two_links() {
         let through = |host, egress| Stream { egress, ..blocks(&PAPER, host, false, 20) };
-        let one = run(&PAPER, &[through(0, 0), through(1, 0)], false).unwrap();
-        let two = run(&PAPER, &[through(0, 0), through(1, 1)], false).unwrap();
+        let one = run(&PAPER, &[through(0, 0), through(1, 0)], Setting::Uncontrolled).unwrap();
+        let two = run(&PAPER, &[through(0, 0), through(1, 1)], Setting::Uncontrolled).unwrap();
         let sum = |found: &[Found]| found.iter().map(|found| found.rate).sum::<f64>() / PAPER.link_gb_s;
         assert!((sum(&one) - 1.0).abs() < 0.02 && (sum(&two) - 2.0).abs() < 0.04, "{one:?} {two:?}");
     }
@@ -261,12 +279,31 @@ mod tests {
         let topology = Topology::two_levels(&[whole; 4], &[half, whole], &[whole; 2]);
         let through = |host, egress| Stream { egress, ..blocks(&PAPER, host, false, 20) };
         let streams = [through(0, 0), through(1, 0), through(2, 1), through(3, 1)];
-        let mut simulation = Simulation::over(&PAPER, topology, &[1.0], &streams, false).unwrap();
+        let mut simulation =
+            Simulation::over(&PAPER, topology, &[1.0], &streams, Setting::Uncontrolled).unwrap();
         simulation.run(SETTLE_US).unwrap();
         let found = simulation.run(COUNT_US).unwrap();
         let (narrow, wide) = (found[0].rate + found[1].rate, found[2].rate + found[3].rate);
         assert!((narrow / half - 1.0).abs() < 0.02 && (wide / whole - 1.0).abs() < 0.02, "{found:?}");
         assert!((found[0].rate / found[1].rate - 1.0).abs() < 0.05, "{found:?}");
+    }
+
+    /// Of a pod's vCPUs that are held many must not run at once: the others' lines would wait for theirs, although on average there is room for all.
+    #[test]
+    fn in_a_pod_who_wants_no_more_than_his_share_has_what_he_wants() {
+        // A quarter of the link, and a fifth of a pod's times, to be done sooner.
+        let fabric =
+            Fabric { link_gb_s: PAPER.link_gb_s / 4.0, t_w_us: 200.0, k_us: 2000.0, ..PAPER.in_a_pod() };
+        let modest = Stream { threads: 9, weight: 1.5, ..lone(false) };
+        let hungry = Stream { threads: 15, in_flight: 2.0, ..lone(false) };
+        let wanted = run(&fabric, &[modest], Setting::Uncontrolled).unwrap()[0].rate;
+        let all = |found: &[Found]| found.iter().map(|found| found.rate).sum::<f64>() / fabric.link_gb_s;
+        for signal in [Signal::Off, Signal::Probe] {
+            let found = run(&fabric, &[modest, hungry], Setting::Pod(signal)).unwrap();
+            println!("{signal:?}: {} of {wanted}, used {}", found[0].rate, all(&found));
+            assert!(found[0].rate > 0.9 * wanted, "{signal:?}: {} of {wanted} GB/s", found[0].rate);
+            assert!(all(&found) > 0.95, "{signal:?}: {}", all(&found));
+        }
     }
 
     #[test]
@@ -276,7 +313,7 @@ mod tests {
             assert_eq!(level.is_overload(), f64::from(waiting) > PAPER.overload_lines, "{waiting} lines");
         }
         assert_eq!([0, 25, 73, 97].map(|waiting| PAPER.level(waiting).number()), [0, 1, 2, 3]);
-        let light = Simulation::new(&PAPER, &[lone(false)], false).and_then(|mut it| {
+        let light = Simulation::new(&PAPER, &[lone(false)], Setting::Uncontrolled).and_then(|mut it| {
             it.run(50.0)?;
             Ok(it.levels())
         });

@@ -12,8 +12,10 @@ use anyhow::Result;
 use mem_channel::DevLoad;
 use vcpu_slicing::Phase;
 
-use super::control::Control;
+use super::control::{Control, Setting, Signal};
+use super::loads::Loads;
 use super::parameters::Fabric;
+use super::sliced::Next;
 use super::topology::{Element, Topology};
 
 pub(super) const LINE: f64 = 64.0;
@@ -56,8 +58,8 @@ struct Line {
 
 pub(super) struct Thread {
     pub(super) host: usize,
-    stream: usize,
-    number_in_stream: usize,
+    pub(super) stream: usize,
+    pub(super) number_in_stream: usize,
     write: bool,
     lane: usize,
     pub(super) egress: usize,
@@ -95,6 +97,10 @@ enum Event {
     Window(u32),
     Stop(u32),
     Sample(u32),
+    /// The agents of a host report.
+    Report(u32),
+    /// The timer of a thread's account fires.
+    Look(u32),
     /// A core has done what it does between two lines.
     GoesOn(u32),
 }
@@ -112,15 +118,16 @@ pub(super) struct Simulation {
     now_ps: u64,
     pub(super) control: Option<Control>,
     completed: Vec<(u64, u64)>,
-    /// What responses told each host of each element in either direction since it last looked: lines, by the level of load that they found.
-    told: Vec<Vec<[[u64; 4]; 2]>>,
-    /// Of the first egress port: lines that arrived by the level of load that they found, in either direction.
-    levels: [[u64; 4]; 2],
+    loads: Loads,
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "times are positive and short")]
+pub(super) fn rounded_down(number: f64) -> u64 {
+    number.max(0.0) as u64
+}
+
 fn ps(ns: f64) -> u64 {
-    (ns * 1000.0).max(0.0) as u64
+    rounded_down(ns * 1000.0)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts of a few ms")]
@@ -134,11 +141,11 @@ fn line_ps(topology: &Topology, element: Element) -> u64 {
 
 impl Simulation {
     /// Over one switch.
-    pub(super) fn new(fabric: &Fabric, streams: &[Stream], controlled: bool) -> Result<Self> {
+    pub(super) fn new(fabric: &Fabric, streams: &[Stream], setting: Setting) -> Result<Self> {
         let most = |of: fn(&Stream) -> usize| streams.iter().map(|stream| of(stream) + 1).max().unwrap_or(1);
         let (hosts, egress_ports) = (most(|stream| stream.host), most(|stream| stream.egress));
         let topology = Topology::one_switch(hosts, egress_ports, fabric.link_gb_s);
-        Self::over(fabric, topology, &[1.0], streams, controlled)
+        Self::over(fabric, topology, &[1.0], streams, setting)
     }
 
     /// `tenants`: the weight of each.
@@ -147,7 +154,7 @@ impl Simulation {
         topology: Topology,
         tenants: &[f64],
         streams: &[Stream],
-        controlled: bool,
+        setting: Setting,
     ) -> Result<Self> {
         let mut threads = Vec::new();
         for (index, stream) in streams.iter().enumerate() {
@@ -195,8 +202,12 @@ impl Simulation {
         let elements = 0..topology.elements();
         let servers = elements.clone().map(|element| [server(element), server(element)]).collect();
         let feeders = elements.map(|element| topology.feeders(element)).collect();
-        let control =
-            if controlled { Some(Control::new(fabric, &topology, tenants, &threads)?) } else { None };
+        let control = match setting {
+            Setting::Uncontrolled => None,
+            Setting::Paper | Setting::Pod(_) => {
+                Some(Control::new(fabric, setting, &topology, tenants, &threads)?)
+            }
+        };
         let mut simulation = Self {
             fabric: *fabric,
             threads,
@@ -208,8 +219,7 @@ impl Simulation {
             now_ps: 0,
             control,
             completed: vec![(0, 0); streams.len()],
-            told: vec![vec![[[0; 4]; 2]; topology.elements()]; topology.hosts()],
-            levels: [[0; 4]; 2],
+            loads: Loads::new(topology.hosts(), topology.elements(), topology.egress(0)),
             topology,
         };
         simulation.begin();
@@ -219,10 +229,10 @@ impl Simulation {
     fn begin(&mut self) {
         for thread in 0..self.threads.len() {
             let thread = u32::try_from(thread).unwrap_or(0);
-            if let Some(control) = &self.control {
+            if let Some(control) = self.control.as_ref().filter(|it| it.setting() == Setting::Paper) {
                 // As the shim has them begin: a machine's threads spread over the window, whenever it was started.
                 let Thread { number_in_stream, stream, .. } = self.threads[thread as usize];
-                let phase = Phase::of(number_in_stream).of_window(ps(control.t_w_ns()));
+                let phase = Phase::of(0, number_in_stream).of_window(ps(control.t_w_ns()));
                 let started = ps(control.t_w_ns() * (self.fabric.started * number(stream as u64)).fract());
                 self.at(ps(control.t_w_ns()) + phase + started, Event::Window(thread));
             }
@@ -240,7 +250,7 @@ impl Simulation {
     /// Runs for so long; what each stream did meanwhile.
     pub(super) fn run(&mut self, us: f64) -> Result<Vec<Found>> {
         self.completed = vec![(0, 0); self.streams];
-        self.levels = [[0; 4]; 2];
+        self.loads.watch();
         let end_ps = self.now_ps + ps(us * 1000.0);
         while let Some(Reverse((at_ps, _, event))) = self.events.pop() {
             if at_ps > end_ps {
@@ -261,9 +271,7 @@ impl Simulation {
 
     /// The parts of lines, from the last run, that found the first egress port at each level of load, in the busier direction.
     pub(super) fn levels(&self) -> [f64; 4] {
-        let busier =
-            if sum(&self.levels[0]) >= sum(&self.levels[1]) { self.levels[0] } else { self.levels[1] };
-        busier.map(|lines| number(lines) / number(sum(&busier).max(1)))
+        self.loads.watched()
     }
 
     fn at(&mut self, at_ps: u64, event: Event) {
@@ -291,16 +299,70 @@ impl Simulation {
             }
             Event::Stop(thread) => self.threads[thread as usize].stopped = true,
             Event::Sample(host) => {
-                let told = &mut self.told[host as usize];
-                let overloaded: Vec<f64> = told.iter_mut().map(overloaded_part).collect();
+                let overloaded = self.overloaded(host as usize);
                 if let Some(control) = self.control.as_mut() {
-                    let _lines = control.sample(host as usize, &overloaded, number(self.now_ps) / 1e6)?;
-                    let k_ns = control.k_ns();
+                    let due = control.round(host as usize, &overloaded, number(self.now_ps) / 1e6)?;
+                    let (k_ns, report_after_ns) = (control.k_ns(), control.report_after_ns());
                     self.at(self.now_ps + ps(k_ns), Event::Sample(host));
+                    if let Some(after_ns) = report_after_ns {
+                        self.at(self.now_ps + ps(after_ns), Event::Report(host));
+                    }
+                    for thread in due {
+                        self.look(u32::try_from(thread)?);
+                    }
                 }
             }
+            Event::Report(host) => {
+                let threads = self.threads.iter_mut().enumerate();
+                for (number, thread) in threads.filter(|(_, thread)| thread.host == host as usize) {
+                    if let Some(control) = self.control.as_mut() {
+                        control.report(number, self.now_ps / 1000, std::mem::take(&mut thread.moved) * 64);
+                    }
+                }
+            }
+            Event::Look(thread) => self.look(thread),
         }
         Ok(())
+    }
+
+    /// L of each element, as a host knows it.
+    fn overloaded(&mut self, host: usize) -> Vec<f64> {
+        let told = self.loads.overloaded(host);
+        match self.control.as_ref().map(Control::setting) {
+            Some(Setting::Pod(Signal::Probe)) => (0..told.len())
+                .map(|element| f64::from(u8::from(self.probed(host, element).is_overload())))
+                .collect(),
+            Some(Setting::Pod(Signal::Off)) | None => vec![0.0; told.len()],
+            Some(Setting::Paper | Setting::Uncontrolled) => told,
+        }
+    }
+
+    /// What a host finds that looks now how long a line takes through an egress port, compared with an idle way there. A pod's frontend looks eight
+    /// times, all within some µs.
+    fn probed(&self, host: usize, element: Element) -> DevLoad {
+        let Some(device) =
+            (0..self.topology.elements()).find(|device| self.topology.egress(*device) == element)
+        else {
+            return DevLoad::Light;
+        };
+        let waits = |element: Element| {
+            let server = &self.servers[element][0];
+            number(u64::from(server.waiting) * server.line_ps) / 1000.0
+        };
+        let path = self.topology.path(host, device);
+        let waited_ns: f64 = path.into_iter().map(waits).sum();
+        DevLoad::of_ratio(1.0 + waited_ns / self.fabric.idle_ns)
+    }
+
+    /// Looks at a thread's account, and does what is due.
+    fn look(&mut self, thread: u32) {
+        let Some(control) = self.control.as_mut() else { return };
+        let next = control.look(thread as usize, self.now_ps / 1000);
+        self.threads[thread as usize].stopped = matches!(next, Next::Timer { sleeps: true, .. });
+        if let Next::Timer { after_ns, .. } = next {
+            self.at(self.now_ps + after_ns * 1000, Event::Look(thread));
+        }
+        self.issue(thread);
     }
 
     /// A link has sent a line: what is next has a buffer for it, which it was given a credit of.
@@ -325,14 +387,11 @@ impl Simulation {
     fn wait_for(&mut self, element: Element, write: bool, line: Line) {
         let side = usize::from(write);
         let server = &mut self.servers[element][side];
-        let level = usize::from(self.fabric.level(server.waiting).number());
+        let level = self.fabric.level(server.waiting);
         let number = self.threads[line.thread as usize].lane % server.lanes.len();
         server.lanes[number].push_back(line);
         server.waiting += 1;
-        self.told[usize::from(line.host)][element][side][level] += 1;
-        if element == self.topology.egress(0) {
-            self.levels[side][level] += 1;
-        }
+        self.loads.note(usize::from(line.host), element, write, level);
     }
 
     fn arrived(&mut self, thread: u32, issued_ps: u64) {
@@ -423,19 +482,4 @@ impl Simulation {
             self.serve(feeder, write);
         }
     }
-}
-
-/// The part of lines that found moderate or severe overload, in the worse direction, since the last call.
-fn overloaded_part(told: &mut [[u64; 4]; 2]) -> f64 {
-    let part = |found: [u64; 4]| {
-        let levels = DevLoad::ALL.into_iter().zip(found);
-        let over = levels.filter(|(level, _)| level.is_overload()).map(|(_, lines)| lines);
-        number(over.sum()) / number(sum(&found).max(1))
-    };
-    let [reads, writes] = std::mem::take(told);
-    part(reads).max(part(writes))
-}
-
-fn sum(lines: &[u64; 4]) -> u64 {
-    lines.iter().sum()
 }

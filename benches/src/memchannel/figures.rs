@@ -2,10 +2,12 @@
 
 use anyhow::Result;
 
+use super::control::Setting;
 use super::experiments::{
     App, beside_another_egress, beside_blocks, blocks_against_lines, cached, contended, fills_the_link, fit,
     gap, harmless_block, left_alone, perturbed, strided,
 };
+use super::in_a_pod;
 use super::parameters::{Fabric, whole};
 use crate::report::Goal;
 
@@ -15,17 +17,17 @@ const fn characterisation(paper: f64) -> Goal {
 }
 
 /// And a prediction.
-const fn prediction(paper: f64) -> Goal {
+pub(super) const fn prediction(paper: f64) -> Goal {
     Goal::Within { of: paper, part: 0.25 }
 }
 
 /// A gap may be smaller than the paper's: that is fairer.
-const fn no_wider(paper: f64) -> Goal {
+pub(super) const fn no_wider(paper: f64) -> Goal {
     Goal::AtMost(paper * 1.25)
 }
 
 /// What is to be used of the link, in per cent.
-const fn well_used(_: f64) -> Goal {
+pub(super) const fn well_used(_: f64) -> Goal {
     Goal::AtLeast(96.0)
 }
 
@@ -129,7 +131,7 @@ pub(super) struct Apps {
 
 fn fit_slowdown(fabric: &Fabric, name: &'static str, other_hosts: bool, measured: f64) -> Result<App> {
     let in_flight = fit(measured, fills_the_link(fabric), |in_flight| {
-        Ok(contended(fabric, &App { name, in_flight }, other_hosts, 1.0, false)?.slowdown)
+        Ok(contended(fabric, &App { name, in_flight }, other_hosts, 1.0, Setting::Uncontrolled)?.slowdown)
     })?;
     Ok(App { name, in_flight })
 }
@@ -138,7 +140,7 @@ fn fit_gap(fabric: &Fabric, name: &'static str, bwaves: &App, measured: f64) -> 
     let in_flight = fit(measured, 1.0, |in_flight| {
         // Beyond Bwaves' own number the gap would grow again.
         let app = App { name, in_flight: in_flight.min(bwaves.in_flight) };
-        gap(fabric, [bwaves, &app], false)
+        gap(fabric, [bwaves, &app], Setting::Uncontrolled)
     })?;
     Ok(App { name, in_flight })
 }
@@ -159,10 +161,15 @@ pub(super) fn fit_apps(fabric: &Fabric) -> Result<Apps> {
 const STRIDES: [(f64, f64, f64); 5] =
     [(1.0, 21.9, 22.0), (2.0, 15.3, 18.0), (4.0, 12.7, 17.9), (6.0, 13.1, 19.4), (8.0, 12.8, 19.2)];
 
-struct Rows(Vec<Row>);
+#[derive(Default)]
+pub(super) struct Rows(Vec<Row>);
 
 impl Rows {
-    fn add(
+    pub(super) fn extend(&mut self, others: Self) {
+        self.0.extend(others.0);
+    }
+
+    pub(super) fn add(
         &mut self,
         slug: &str,
         what: &str,
@@ -182,13 +189,14 @@ pub(super) fn all(fabric: &Fabric, apps: &Apps) -> Result<Vec<Row>> {
     let mut rows = characterised(fabric)?;
     controlled(fabric, apps, &mut rows)?;
     as_hosts_have_it(fabric, apps, &mut rows)?;
+    in_a_pod::add(fabric, apps, &mut rows)?;
     egress_ports(fabric, apps, &mut rows)?;
     Ok(rows.0)
 }
 
 /// What was measured without control.
 fn characterised(fabric: &Fabric) -> Result<Rows> {
-    let mut rows = Rows(Vec::new());
+    let mut rows = Rows::default();
     let threads = whole(fabric.background);
     let full = beside_blocks(fabric, false, false, threads)?;
     rows.add(
@@ -296,7 +304,7 @@ fn perturbing(fabric: &Fabric, rows: &mut Rows) -> Result<()> {
 /// What the model does with the δ that hosts have unless somebody says otherwise.
 fn as_hosts_have_it(fabric: &Fabric, apps: &Apps, rows: &mut Rows) -> Result<()> {
     let delta = mem_channel::Parameters::default().delta;
-    let held = contended(&Fabric { delta, ..*fabric }, &apps.bwaves, false, 1.0, true)?;
+    let held = contended(&Fabric { delta, ..*fabric }, &apps.bwaves, false, 1.0, Setting::Paper)?;
     let what = |what: &str| format!("Fig. 9: Bwaves, {what}, with δ of {delta}");
     rows.add("hosts-delta-with", &what("slowdown"), "x", [2.5, held.slowdown], Basis::ChosenOn, prediction);
     rows.add(
@@ -322,8 +330,10 @@ fn egress_ports(fabric: &Fabric, apps: &Apps, rows: &mut Rows) -> Result<()> {
         Basis::Follows,
         at_least,
     );
-    for (how, controlled, basis) in [("without", false, Basis::Follows), ("with", true, Basis::HeldOut)] {
-        let kept = left_alone(fabric, &apps.bwaves, controlled)? * 100.0;
+    for (how, setting, basis) in
+        [("without", Setting::Uncontrolled, Basis::Follows), ("with", Setting::Paper, Basis::HeldOut)]
+    {
+        let kept = left_alone(fabric, &apps.bwaves, setting)? * 100.0;
         let what = format!("Bwaves through an egress port of its own, {how} control");
         rows.add(&format!("own-egress-{how}"), &what, "% of alone", [f64::NAN, kept], basis, |_| {
             Goal::AtLeast(95.0)
@@ -342,8 +352,8 @@ fn controlled(fabric: &Fabric, apps: &Apps, rows: &mut Rows) -> Result<()> {
     for (app, other_hosts, without, with, figure) in cases {
         let slug = app.name.to_lowercase();
         let basis = if slug == "bwaves" { Basis::ChosenOn } else { Basis::HeldOut };
-        let free = contended(fabric, app, other_hosts, 1.0, false)?;
-        let held = contended(fabric, app, other_hosts, 1.0, true)?;
+        let free = contended(fabric, app, other_hosts, 1.0, Setting::Uncontrolled)?;
+        let held = contended(fabric, app, other_hosts, 1.0, Setting::Paper)?;
         rows.add(
             &format!("{slug}-without"),
             &format!("{figure}: {}, slowdown without control", app.name),
@@ -393,7 +403,7 @@ fn controlled(fabric: &Fabric, apps: &Apps, rows: &mut Rows) -> Result<()> {
             &format!("{slug}-gap-without"),
             &format!("Fig. 11: {name}, gap without control"),
             "GB/s",
-            [without, gap(fabric, pair, false)?],
+            [without, gap(fabric, pair, Setting::Uncontrolled)?],
             basis,
             characterisation,
         );
@@ -401,7 +411,7 @@ fn controlled(fabric: &Fabric, apps: &Apps, rows: &mut Rows) -> Result<()> {
             &format!("{slug}-gap-with"),
             &format!("Fig. 11: {name}, gap with control"),
             "GB/s",
-            [with, gap(fabric, pair, true)?],
+            [with, gap(fabric, pair, Setting::Paper)?],
             Basis::HeldOut,
             no_wider,
         );
@@ -416,7 +426,7 @@ pub(super) const KEY: [&str; 8] =
 pub(super) fn key(fabric: &Fabric, apps: &Apps) -> Result<[f64; 8]> {
     let threads = whole(fabric.background);
     let idle = [beside_blocks(fabric, true, false, 0)?, beside_blocks(fabric, true, true, 0)?];
-    let held = contended(fabric, &apps.bwaves, false, 1.0, true)?;
+    let held = contended(fabric, &apps.bwaves, false, 1.0, Setting::Paper)?;
     Ok([
         cached(fabric)? / fabric.llc_ns,
         beside_blocks(fabric, false, false, threads)?,
@@ -447,12 +457,12 @@ mod tests {
     #[test]
     fn with_control_a_program_loses_what_the_others_threads_have_to_have_and_the_link_is_full() {
         let bwaves = fit_slowdown(&Fabric::PAPER, "Bwaves", false, 7.0).unwrap();
-        let held = contended(&Fabric::PAPER, &bwaves, false, 1.0, true).unwrap();
+        let held = contended(&Fabric::PAPER, &bwaves, false, 1.0, Setting::Paper).unwrap();
         assert!(
             prediction(2.5).is_met(held.slowdown) && well_used(0.0).is_met(held.used * 100.0),
             "{held:?}"
         );
-        let free = contended(&Fabric::PAPER, &bwaves, false, 1.0, false).unwrap();
+        let free = contended(&Fabric::PAPER, &bwaves, false, 1.0, Setting::Uncontrolled).unwrap();
         assert!(free.slowdown > 2.0 * held.slowdown, "{free:?}");
     }
 }

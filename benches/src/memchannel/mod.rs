@@ -5,8 +5,11 @@ mod control;
 mod experiments;
 mod fabric;
 mod figures;
+mod in_a_pod;
+mod loads;
 mod parameters;
 mod scale;
+mod sliced;
 mod summary;
 mod topology;
 
@@ -15,6 +18,7 @@ use std::path::Path;
 use anyhow::Result;
 use clap::Args;
 
+use self::control::Setting;
 use self::parameters::Fabric;
 
 /// The bandwidth of a CXL fabric: without control and with MemChannel, against the paper's figures (NSDI '26).
@@ -38,7 +42,8 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
     let fabric = choice::chosen(&tried)?;
     let rows = figures::all(&fabric, &apps)?;
     let curves = summary::curves(&fabric, &apps)?;
-    let levels = [false, true].map(|controlled| experiments::levels(&fabric, &apps.bwaves, controlled));
+    let levels = [Setting::Uncontrolled, Setting::Paper]
+        .map(|setting| experiments::levels(&fabric, &apps.bwaves, setting));
     let [without, with] = levels;
     let levels = [without?, with?];
     let scale = scale::run()?;

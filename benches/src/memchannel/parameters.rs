@@ -1,6 +1,6 @@
 //! What the fabric and its users are like, and where each figure comes from.
 
-use mem_channel::DevLoad;
+use mem_channel::{DevLoad, Parameters};
 
 /// The parameters. The paper's system: Xeon Gold 6530, one port of eight lanes, an XConn switch.
 #[derive(Clone, Copy, Debug)]
@@ -56,6 +56,12 @@ pub(super) struct Fabric {
     pub(super) t_w_us: f64,
     /// K in µs: not in the paper.
     pub(super) k_us: f64,
+    /// g of Eq. 6: not in the paper.
+    pub(super) g: f64,
+    /// λ, for each second, in parts of what is told of a link: not in the paper.
+    pub(super) lambda_per_s: f64,
+    /// The least that capacity falls to, as a part of what is told: not in the paper, which has none.
+    pub(super) least_capacity: f64,
 }
 
 impl Fabric {
@@ -83,7 +89,16 @@ impl Fabric {
         started: 0.381_966_011_250_105,
         t_w_us: 100.0,
         k_us: 500.0,
+        g: 0.5,
+        lambda_per_s: 100.0,
+        least_capacity: 0.5,
     };
+
+    /// What a pod has unless somebody says otherwise, and of links what its operators are advised to tell.
+    pub(super) fn in_a_pod(&self) -> Self {
+        let Parameters { delta, g, lambda_per_s, least_capacity, .. } = Parameters::default();
+        Self { told: 0.98, t_w_us: 1000.0, k_us: 10_000.0, delta, g, lambda_per_s, least_capacity, ..*self }
+    }
 
     /// What a response says of the load of a port where so many lines wait (DevLoad).
     pub(super) fn level(&self, waiting: u32) -> DevLoad {
@@ -120,7 +135,7 @@ pub(super) struct Parameter {
 }
 
 /// All of them.
-pub(super) const KNOWN: [Parameter; 23] = [
+pub(super) const KNOWN: [Parameter; 26] = [
     Parameter { name: "link, GB/s", source: "Table 1, stride 1", of: |fabric| &mut fabric.link_gb_s },
     Parameter { name: "lone read, ns", source: "§2.3", of: |fabric| &mut fabric.idle_ns },
     Parameter { name: "hit in the cache, ns", source: "Figure 3-a", of: |fabric| &mut fabric.llc_ns },
@@ -184,4 +199,7 @@ pub(super) const KNOWN: [Parameter; 23] = [
     },
     Parameter { name: "T_W, µs", source: "§4.3", of: |fabric| &mut fabric.t_w_us },
     Parameter { name: "K, µs", source: "assumed", of: |fabric| &mut fabric.k_us },
+    Parameter { name: "g", source: "assumed", of: |fabric| &mut fabric.g },
+    Parameter { name: "λ, 1/s", source: "assumed", of: |fabric| &mut fabric.lambda_per_s },
+    Parameter { name: "least capacity", source: "assumed", of: |fabric| &mut fabric.least_capacity },
 ];

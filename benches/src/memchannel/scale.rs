@@ -7,7 +7,7 @@ use std::thread::ScopedJoinHandle;
 use anyhow::{Context as _, Result};
 use mem_channel::fluid::{self, User};
 
-use super::control::{Control, Cost};
+use super::control::{Control, Cost, Setting};
 use super::fabric::{Found, LINE, Simulation, Stream, number};
 use super::parameters::Fabric;
 use super::topology::Topology;
@@ -151,7 +151,7 @@ fn settle(links: &Links) -> Result<(Shares, Control)> {
     let capacities: Vec<f64> = (0..topology.elements()).map(|element| topology.gb_s(element)).collect();
     let ideal = fluid::rates(&capacities, &tenants, &users);
 
-    let mut simulation = Simulation::over(&fabric, topology, &tenants, &vms, true)?;
+    let mut simulation = Simulation::over(&fabric, topology, &tenants, &vms, Setting::Paper)?;
     simulation.run(SETTLING_KS * K_US)?;
     let found = simulation.run(COUNTED_KS * K_US)?;
     let moved: f64 = found.iter().map(|found| found.rate).sum();

@@ -6,6 +6,7 @@ use anyhow::Result;
 use comfy_table::{CellAlignment, Table, presets};
 
 use super::choice::Tried;
+use super::control::Setting;
 use super::experiments::{contended, pair};
 use super::figures::{Apps, KEY, Row};
 use super::parameters::{Fabric, KNOWN};
@@ -39,10 +40,10 @@ pub(super) fn curves(fabric: &Fabric, apps: &Apps) -> Result<Vec<Panel>> {
     ] {
         let mut series = Vec::new();
         for app in programs {
-            for (controlled, how) in [(false, "without"), (true, "with")] {
+            for (setting, how) in [(Setting::Uncontrolled, "without"), (Setting::Paper, "with")] {
                 let mut points = Vec::new();
                 for percent in [20.0, 40.0, 60.0, 80.0, 100.0] {
-                    let found = contended(fabric, app, other_hosts, percent / 100.0, controlled)?;
+                    let found = contended(fabric, app, other_hosts, percent / 100.0, setting)?;
                     points.push((percent, found.slowdown));
                 }
                 series.push(Series { dashed: false, name: format!("{} {how}", app.name), points });
@@ -56,10 +57,10 @@ pub(super) fn curves(fabric: &Fabric, apps: &Apps) -> Result<Vec<Panel>> {
         });
     }
     let mut series = Vec::new();
-    for (controlled, how) in [(false, "without"), (true, "with")] {
+    for (setting, how) in [(Setting::Uncontrolled, "without"), (Setting::Paper, "with")] {
         let mut both = [Vec::new(), Vec::new()];
         for threads in [1, 3, 6, 10, 15] {
-            let found = pair(fabric, [&apps.bwaves, &apps.mica], threads, controlled)?;
+            let found = pair(fabric, [&apps.bwaves, &apps.mica], threads, setting)?;
             for (points, rate) in both.iter_mut().zip(found) {
                 points.push((f64::from(threads), rate));
             }

@@ -95,6 +95,7 @@ impl View {
             messages: 0,
             held_ms: 0,
             vcpus: None,
+            vcpus_uncounted: false,
         };
         // While it moves, the other host's frontends have nothing to say of it yet.
         let here = telemetry.iter().filter(|(endpoint, _)| endpoint.host == instance.host);
@@ -118,6 +119,7 @@ impl View {
             shown.share = less(shown.share, counted.share);
             shown.vcpus = Some(vcpus(counted));
         }
+        shown.vcpus_uncounted = instance.ram.is_some() && shown.vcpus.is_none();
         shown.held_ms = held_us / 1000;
         shown.run_percent = run_percent(shown.share, shown.demand);
         Some(shown)

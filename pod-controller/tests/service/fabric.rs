@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pod_api::{ElementLoad, Fabric, FabricSignal, LoadLevel, Mchannel};
+use pod_api::{CreateInstance, ElementLoad, Fabric, FabricSignal, LoadLevel, Mchannel};
 
 use crate::podctl::said;
 use crate::support::{Pod, until, vm};
@@ -66,5 +66,30 @@ fn mchannels_are_listed_by_tenant_and_by_host() {
         let listed: Vec<Mchannel> = serde_json::from_str(&shown).expect("mchannels");
         let names: Vec<&str> = listed.iter().map(|it| it.instance.as_str()).collect();
         assert_eq!(names, expected, "{asked}");
+    }
+}
+
+#[test]
+fn memory_in_the_pool_whose_vcpus_nobody_counts_is_told_of() {
+    let pod = Pod::demo();
+    let client = pod.client();
+    said(&pod, "mchannel fabric --element pool=20G");
+    for (name, ram_bytes) in [("vm1", Some(2 << 20)), ("vm2", Some(2 << 20)), ("vm3", None)] {
+        let request = CreateInstance { ram_bytes, ..vm(name, &[]) };
+        client.create_instance(&request, Duration::from_secs(30)).expect("created");
+        said(&pod, &format!("mchannel set {name} --path pool"));
+    }
+    // Of the first one a frontend tells what its vCPUs do.
+    until("its vCPUs", || client.mchannel("vm1").ok()?.vcpus);
+    let uncounted =
+        ["vm1", "vm2", "vm3"].map(|name| client.mchannel(name).expect("it has one").vcpus_uncounted);
+    assert_eq!(uncounted, [false, true, false]);
+    let shown = said(&pod, "mchannel list");
+    assert!(shown.contains("not counted") && shown.trim_end().ends_with("wadi-slice@vm2"), "{shown}");
+    let metrics = client.metrics().expect("metrics");
+    for (name, value) in [("vm1", 0), ("vm2", 1), ("vm3", 0)] {
+        let metric =
+            format!("wadi_mchannel_vcpus_uncounted{{instance=\"{name}\",tenant=\"default\"}} {value}");
+        assert!(metrics.contains(&metric), "there is no {metric}");
     }
 }

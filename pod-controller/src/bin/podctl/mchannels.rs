@@ -88,6 +88,12 @@ fn none() -> String {
     "-".to_owned()
 }
 
+/// How long its vCPUs may run. Of an instance with memory in the pool it matters that nobody counts them.
+fn vcpus_run(it: &Mchannel) -> String {
+    let nobody = || if it.vcpus_uncounted { "not counted".to_owned() } else { none() };
+    it.vcpus.as_ref().map_or_else(nobody, window)
+}
+
 fn table(all: &[Mchannel]) -> String {
     if all.is_empty() {
         return "no instance has a share of the fabric: see podctl mchannel set".to_owned();
@@ -104,7 +110,7 @@ fn table(all: &[Mchannel]) -> String {
             share(it.share),
             format!("{} %", it.run_percent),
             format!("{} ms", it.held_ms),
-            it.vcpus.as_ref().map_or_else(none, window),
+            vcpus_run(it),
             it.vcpus.as_ref().map_or_else(none, |vcpus| format!("{} ms", vcpus.slept_ms)),
         ]
     });
@@ -122,7 +128,14 @@ fn table(all: &[Mchannel]) -> String {
         "vcpus run",
         "slept",
     ];
-    plain(&header, &[3, 5, 6, 7, 8, 9, 10, 11], rows.collect())
+    let shown = plain(&header, &[3, 5, 6, 7, 8, 9, 10, 11], rows.collect());
+    let uncounted = all.iter().filter(|it| it.vcpus_uncounted);
+    match uncounted.map(|it| it.instance.as_str()).collect::<Vec<_>>().as_slice() {
+        [] => shown,
+        [first, ..] => format!(
+            "{shown}\n\nnot counted: memory in the pool that vCPUs load and store beside all shares. On its host: systemctl enable --now wadi-slice@{first}"
+        ),
+    }
 }
 
 fn fabric(fabric: &Fabric) -> String {
@@ -189,13 +202,18 @@ mod tests {
                 slept_ms: 34,
                 ..MchannelVcpus::default()
             }),
+            vcpus_uncounted: false,
         };
         let free =
             Mchannel { instance: "vm2".to_owned(), share: None, run_percent: 100, vcpus: None, ..it.clone() };
-        let shown = table(&[it, free]);
+        let shown = table(&[it, free.clone()]);
         let lines: Vec<Vec<&str>> = shown.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(lines[1][..9].join(" "), "vm1 h1 red 3 port1,pool 75.0 MB/s 100.0 MB/s");
         assert_eq!(lines[1][9..].join(" "), "75.0 MB/s 75 % 12 ms 1250 of 10000 µs 34 ms");
         assert!(lines[2].contains(&"free") && lines[2].ends_with(&["-", "-"]), "{shown}");
+        let shown =
+            table(&[free.clone(), Mchannel { vcpus_uncounted: true, instance: "vm3".to_owned(), ..free }]);
+        assert!(shown.lines().nth(2).unwrap().trim_end().ends_with("not counted  -"), "{shown}");
+        assert!(shown.ends_with("wadi-slice@vm3"), "{shown}");
     }
 }
