@@ -5,6 +5,7 @@ use anyhow::{Context, Result};
 use super::control::Setting;
 use super::experiments::{App, contended};
 use super::parameters::Fabric;
+use super::side_by_side;
 
 /// A response says overload from this part of the egress port's buffers on. From more than four fifths of them on none could say severe overload, which
 /// begins a quarter later.
@@ -27,9 +28,11 @@ pub(super) struct Tried {
 /// Tries all with this program.
 pub(super) fn tried(fabric: &Fabric, app: &App) -> Result<Vec<Tried>> {
     let mut tried = Vec::new();
-    for fabric in candidates(fabric) {
-        let held = contended(&fabric, app, false, 1.0, Setting::Paper)?;
-        tried.push(Tried { fabric, slowdown: held.slowdown, used: held.used });
+    for two in candidates(fabric).chunks(2) {
+        tried.extend(side_by_side(two, |fabric| {
+            let held = contended(fabric, app, false, 1.0, Setting::Paper)?;
+            Ok(Tried { fabric: *fabric, slowdown: held.slowdown, used: held.used })
+        })?);
     }
     Ok(tried)
 }

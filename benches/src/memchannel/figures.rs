@@ -8,7 +8,8 @@ use super::experiments::{
     gap, harmless_block, left_alone, perturbed, strided,
 };
 use super::in_a_pod;
-use super::parameters::{Fabric, whole};
+use super::parameters::{Fabric, KNOWN, whole};
+use super::side_by_side;
 use crate::report::Goal;
 
 /// How far a figure without control may be off.
@@ -98,7 +99,7 @@ const EXPLAINED: [Explanation; 5] = [
   write at any time; with twice as many, blocks of 512 B would be felt.",
     },
     Explanation {
-        of: &["pr-with"],
+        of: &["pr-with", "pod-pr-slowdown"],
         why: "Fig. 10, PR: with control a program that fills the link gets its threads' part of it, 12 of 32, whichever it is. The
   model's programs do nothing but read; one that computes in between loses less.",
     },
@@ -108,12 +109,18 @@ const EXPLAINED: [Explanation; 5] = [
   Here lines wait in queues without a limit until control drains them.",
     },
     Explanation {
-        of: &["mica+silo-gap-with"],
+        of: &["mica+silo-gap-with", "pod-mica+silo-gap"],
         why: "Fig. 11, MICA+Silo: what a thread of MICA wants, 0.78 GB/s, is hardly more than its share, 0.71, so it is hardly held
   back, and a few lines of Silo's before it cost it the rest: 3 % of the link.",
     },
     Explanation {
-        of: &["bwaves+silo-gap-with", "bwaves+mica-gap-with"],
+        of: &[
+            "bwaves+silo-gap-with",
+            "bwaves+mica-gap-with",
+            "pod-bwaves+silo-gap",
+            "pod-bwaves+mica-gap",
+            "pod-probe-bwaves+mica-gap",
+        ],
         why: "Fig. 11: these gaps are smaller than the paper's, for threads are all alike here.",
     },
 ];
@@ -437,6 +444,20 @@ pub(super) fn key(fabric: &Fabric, apps: &Apps) -> Result<[f64; 8]> {
         held.slowdown,
         held.used * 100.0,
     ])
+}
+
+/// The key figures with each parameter a fifth lower and higher, the programs fitted anew: its number, the factor, and the figures.
+pub(super) fn sensitivity(fabric: &Fabric) -> Result<Vec<(usize, f64, [f64; 8])>> {
+    let changed = |number: usize, factor: f64| {
+        let mut changed = *fabric;
+        *(KNOWN[number].of)(&mut changed) *= factor;
+        Ok((number, factor, key(&changed, &fit_apps(&changed)?)?))
+    };
+    let mut all = Vec::new();
+    for number in 0..KNOWN.len() {
+        all.extend(side_by_side(&[0.8, 1.2], |factor| changed(number, *factor))?);
+    }
+    Ok(all)
 }
 
 #[cfg(test)]

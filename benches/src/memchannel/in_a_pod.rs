@@ -1,15 +1,13 @@
 //! Figures 9 to 11 once more, with all that is around the control code in a pod: windows of 1 ms and a K of 10 ms, agents that report and are told once in a K,
 //! the shim's own code that puts vCPUs to sleep, and no response that tells how loaded an element is. Nothing is chosen on them.
 
-use std::panic::resume_unwind;
-use std::thread::ScopedJoinHandle;
-
 use anyhow::Result;
 
 use super::control::{Setting, Signal};
 use super::experiments::{App, contended, gap};
 use super::figures::{Apps, Basis, Rows, no_wider, prediction, well_used};
 use super::parameters::Fabric;
+use super::side_by_side;
 
 /// A program beside contending threads (Figures 9 and 10), or two programs on a host (Figure 11); and what the paper has with control.
 enum Case<'a> {
@@ -39,13 +37,7 @@ pub(super) fn add(fabric: &Fabric, apps: &Apps, rows: &mut Rows) -> Result<()> {
     let (fabric, cases) = (&fabric.in_a_pod(), cases(apps));
     // Two at a time: each takes half a minute and more.
     for two in cases.chunks(2) {
-        let found = std::thread::scope(|scope| {
-            let running: Vec<_> =
-                two.iter().map(|(case, signal)| scope.spawn(|| case.rows(fabric, *signal))).collect();
-            let join = |it: ScopedJoinHandle<'_, _>| it.join().unwrap_or_else(|panic| resume_unwind(panic));
-            running.into_iter().map(join).collect::<Result<Vec<_>>>()
-        })?;
-        for of_case in found {
+        for of_case in side_by_side(two, |(case, signal)| case.rows(fabric, *signal))? {
             rows.extend(of_case);
         }
     }

@@ -13,7 +13,9 @@ mod sliced;
 mod summary;
 mod topology;
 
+use std::panic::resume_unwind;
 use std::path::Path;
+use std::thread::ScopedJoinHandle;
 
 use anyhow::Result;
 use clap::Args;
@@ -47,19 +49,18 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
     let [without, with] = levels;
     let levels = [without?, with?];
     let scale = scale::run()?;
-    let mut sensitivity = Vec::new();
-    if !options.no_sensitivity {
-        for (number, parameter) in parameters::KNOWN.iter().enumerate() {
-            for factor in [0.8, 1.2] {
-                let mut changed = fabric;
-                *(parameter.of)(&mut changed) *= factor;
-                let apps = figures::fit_apps(&changed)?;
-                sensitivity.push((number, factor, figures::key(&changed, &apps)?));
-            }
-        }
-    }
+    let sensitivity = if options.no_sensitivity { Vec::new() } else { figures::sensitivity(&fabric)? };
     summary::write(
         &summary::Findings { fabric, tried, apps, rows, curves, levels, scale, sensitivity },
         output,
     )
+}
+
+/// Does the same with each of a few things at once, on a thread each; what comes of them in their order.
+fn side_by_side<T: Sync, R: Send>(all: &[T], work: impl Fn(&T) -> Result<R> + Sync) -> Result<Vec<R>> {
+    std::thread::scope(|scope| {
+        let running: Vec<_> = all.iter().map(|it| scope.spawn(|| work(it))).collect();
+        let join = |it: ScopedJoinHandle<'_, _>| it.join().unwrap_or_else(|panic| resume_unwind(panic));
+        running.into_iter().map(join).collect()
+    })
 }

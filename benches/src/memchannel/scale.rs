@@ -1,15 +1,13 @@
 //! 64 hosts with 256 VMs each, over two levels of switches, event by event: what a scheduling step costs, and where shares end up, whichever
 //! level is the narrow one.
 
-use std::panic::resume_unwind;
-use std::thread::ScopedJoinHandle;
-
 use anyhow::{Context as _, Result};
 use mem_channel::fluid::{self, User};
 
 use super::control::{Control, Cost, Setting};
 use super::fabric::{Found, LINE, Simulation, Stream, number};
 use super::parameters::Fabric;
+use super::side_by_side;
 use super::topology::Topology;
 
 const HOSTS: usize = 64;
@@ -113,11 +111,7 @@ pub(super) fn run() -> Result<Scale> {
     let (mut shares, mut control) = (Vec::new(), None);
     // Two at a time: each has some hundred MB.
     for pods in PODS.chunks(2) {
-        let settled = std::thread::scope(|scope| {
-            let running: Vec<_> = pods.iter().map(|links| scope.spawn(|| settle(links))).collect();
-            let join = |pod: ScopedJoinHandle<'_, _>| pod.join().unwrap_or_else(|panic| resume_unwind(panic));
-            running.into_iter().map(join).collect::<Result<Vec<_>>>()
-        })?;
+        let settled = side_by_side(pods, settle)?;
         for (found, by) in settled {
             shares.push(found);
             control = Some(by);
