@@ -35,7 +35,7 @@ pub fn hold<T>(shim: &mut ShimActuator, duty: Duty, work: impl FnOnce() -> T) ->
 }
 
 /// No vCPU ran for more than its share, from 0 to 1, what one window may carry, and what was forgiven, however late timers and wake-ups
-/// were; and each sleep was as long as the rest of a window. The first one may be what is left of a sleep in which the vCPU began.
+/// were; and it slept once in a window at most, until the next one. How long that is on a busy host depends on when in its window it got to run.
 ///
 /// # Panics
 /// If that is not so.
@@ -44,8 +44,9 @@ pub fn assert_no_more_than(share: f64, window: Duration, vcpus: &[VcpuUse]) {
         let most = vcpu.elapsed.mul_f64(share) + 2 * window + vcpu.forgiven;
         assert!(vcpu.ran <= most, "{vcpu:?}");
         assert!(vcpu.slept <= vcpu.elapsed, "{vcpu:?}");
-        let sleeps = u32::try_from(vcpu.sleeps.saturating_sub(1)).unwrap_or(u32::MAX);
-        assert!(vcpu.slept >= window.mul_f64(0.99 * (1.0 - share)) * sleeps, "{vcpu:?}");
+        // It begins and ends somewhere in a window.
+        let windows = u64::try_from(vcpu.elapsed.as_nanos() / window.as_nanos()).unwrap_or(u64::MAX);
+        assert!(vcpu.sleeps <= windows.saturating_add(2), "{vcpu:?}");
         let window = i64::try_from(window.as_nanos()).unwrap_or(i64::MAX);
         assert!((-window..=window).contains(&vcpu.carry_ns), "{vcpu:?}");
     }

@@ -13,8 +13,8 @@ use crate::process::Daemon;
 /// More than anything but a stream moves. A busy machine moves a few times as much in a second.
 const STREAM_BYTES: u64 = 1 << 20;
 
-/// How long a stream may take to begin.
-const BEGIN_DEADLINE: Duration = Duration::from_secs(20);
+/// How long the server, or a stream, may take to begin: even to load a program takes ten seconds when the disk stalls.
+const BEGIN_DEADLINE: Duration = Duration::from_mins(1);
 
 /// How long a stream may take to end, beyond the time for which it runs: what was lost meanwhile is sent again.
 const END_DEADLINE: Duration = Duration::from_secs(40);
@@ -81,7 +81,7 @@ impl Server {
         let started = Instant::now();
         while !daemon.said().contains("listening") {
             daemon.check()?;
-            if started.elapsed() > Duration::from_secs(10) {
+            if started.elapsed() > BEGIN_DEADLINE {
                 bail!("iperf3's server does not listen: {}", daemon.said());
             }
             thread::sleep(Duration::from_millis(5));
