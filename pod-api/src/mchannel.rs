@@ -186,7 +186,7 @@ pub struct Mchannel {
     /// Its vCPUs, which are among what it moves while `vmm slice --share fair` counts and holds them; absent while nobody does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vcpus: Option<MchannelVcpus>,
-    /// Its memory lies in the pool, and nobody counts what its vCPUs load and store there: that has no part in any share.
+    /// A VMM uses it, its memory lies in the pool, and nobody counts what its vCPUs load and store there: that has no part in any share.
     #[serde(default)]
     pub vcpus_uncounted: bool,
 }

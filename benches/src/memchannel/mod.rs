@@ -28,7 +28,7 @@ use self::parameters::Fabric;
 /// The fabric is simulated event by event, a cache line at a time: virtual lanes, credits, head-of-line blocking, prefetches.
 /// Its parameters are fitted to measurements without control. Three only matter to control: how many waiting lines count as overload, δ, and what control is
 /// told that a link carries. These are chosen on one program, Bwaves of Figure 9, for use of the link and its slowdown; what all others do with control is held out. Control is the very code
-/// that hosts run. Simulated time does not depend on the machine; the cost of a scheduling step does.
+/// that hosts run, with the paper's windows around it, and once more with all that a pod has there. Simulated time does not depend on the machine; the cost of a scheduling step does.
 #[derive(Args, Default)]
 pub(crate) struct Options {
     /// Leave out what each parameter does.

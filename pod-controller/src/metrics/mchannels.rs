@@ -34,7 +34,7 @@ pub(super) fn add(page: &mut Page, handle: &Handle) {
     let vcpu_window = page.fractions("mchannel_vcpu_window_seconds", "The window: T_W");
     let uncounted = page.gauges(
         "mchannel_vcpus_uncounted",
-        "Whether an instance's memory lies in the pool and nobody counts what its vCPUs load and store there",
+        "Whether an instance runs with memory in the pool and nobody counts what its vCPUs load and store there",
     );
     let capacity =
         page.gauges("fabric_capacity_bytes_per_second", "What an element of the fabric carries at most");

@@ -119,7 +119,9 @@ impl View {
             shown.share = less(shown.share, counted.share);
             shown.vcpus = Some(vcpus(counted));
         }
-        shown.vcpus_uncounted = instance.ram.is_some() && shown.vcpus.is_none();
+        // Where no VMM uses a device of it, it does not run.
+        let runs = || self.state.leases.values().any(|lease| lease.instance == id && lease.connected);
+        shown.vcpus_uncounted = instance.ram.is_some() && shown.vcpus.is_none() && runs();
         shown.held_ms = held_us / 1000;
         shown.run_percent = run_percent(shown.share, shown.demand);
         Some(shown)

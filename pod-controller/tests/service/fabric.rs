@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use pod_api::{CreateInstance, ElementLoad, Fabric, FabricSignal, LoadLevel, Mchannel};
 
+use crate::live_migration::report;
 use crate::podctl::said;
 use crate::support::{Pod, until, vm};
 
@@ -74,20 +75,27 @@ fn memory_in_the_pool_whose_vcpus_nobody_counts_is_told_of() {
     let pod = Pod::demo();
     let client = pod.client();
     said(&pod, "mchannel fabric --element pool=20G");
-    for (name, ram_bytes) in [("vm1", Some(2 << 20)), ("vm2", Some(2 << 20)), ("vm3", None)] {
+    let create = |name: &str, ram_bytes| {
         let request = CreateInstance { ram_bytes, ..vm(name, &[]) };
         client.create_instance(&request, Duration::from_secs(30)).expect("created");
         said(&pod, &format!("mchannel set {name} --path pool"));
-    }
+    };
+    create("vm1", Some(2 << 20));
+    create("vm2", Some(2 << 20));
+    create("vm3", None);
+    report(&pod, 1, true, true);
+    // This one does not run.
+    create("vm4", Some(2 << 20));
     // Of the first one a frontend tells what its vCPUs do.
     until("its vCPUs", || client.mchannel("vm1").ok()?.vcpus);
-    let uncounted =
-        ["vm1", "vm2", "vm3"].map(|name| client.mchannel(name).expect("it has one").vcpus_uncounted);
-    assert_eq!(uncounted, [false, true, false]);
+    until("who is not counted", || client.mchannel("vm2").ok()?.vcpus_uncounted.then_some(()));
+    for (name, uncounted) in [("vm1", false), ("vm2", true), ("vm3", false), ("vm4", false)] {
+        assert_eq!(client.mchannel(name).expect("it has one").vcpus_uncounted, uncounted, "{name}");
+    }
     let shown = said(&pod, "mchannel list");
     assert!(shown.contains("not counted") && shown.trim_end().ends_with("wadi-slice@vm2"), "{shown}");
     let metrics = client.metrics().expect("metrics");
-    for (name, value) in [("vm1", 0), ("vm2", 1), ("vm3", 0)] {
+    for (name, value) in [("vm1", 0), ("vm2", 1), ("vm3", 0), ("vm4", 0)] {
         let metric =
             format!("wadi_mchannel_vcpus_uncounted{{instance=\"{name}\",tenant=\"default\"}} {value}");
         assert!(metrics.contains(&metric), "there is no {metric}");

@@ -23,8 +23,8 @@ fn incoming(pod: &Pod, host: u16) -> Vec<bool> {
     incoming.collect()
 }
 
-/// The frontends of a host say what their VMM does with the only instance's devices.
-fn report(pod: &Pod, host: u16, connected: bool, running: bool) {
+/// The frontends of a host say what VMMs do with all devices there.
+pub(crate) fn report(pod: &Pod, host: u16, connected: bool, running: bool) {
     for role in [Role::NetFrontend, Role::BlkFrontend] {
         let leases: Vec<LeaseId> = pod
             .endpoint(host, role)

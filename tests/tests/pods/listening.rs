@@ -10,6 +10,7 @@ use wadi_tests::fio::{Job, Pattern, Report};
 use wadi_tests::iperf::{self, Way};
 use wadi_tests::pod::{CLIENT_ADDRESS, Pod, PodBuilder, PodVm, Role, VmShape};
 use wadi_tests::stage::rounds;
+use wadi_tests::waiting::wait_for;
 
 const SHAPE: VmShape = VmShape { memory_mib: 320, cpus: 2 };
 /// How long a frontend stays away.
@@ -23,6 +24,12 @@ fn works(vm: &PodVm) {
 
 fn job() -> Job {
     Job { disk: "vda".into(), offset_mib: 0, size_mib: 24, pattern: Pattern::Random4K, flush_every: 64 }
+}
+
+/// Sectors that the guest has written.
+fn written(vm: &PodVm) -> u64 {
+    let counts = vm.exec("cat /sys/block/vda/stat").unwrap();
+    counts.split_whitespace().nth(6).unwrap().parse().unwrap()
 }
 
 fn restart(pod: &mut Pod, role: Role) {
@@ -60,8 +67,9 @@ fn frontends_connect_to_a_vmm_that_listens_whoever_dies() {
         let stream = iperf::Stream::begin(&vm, Way::Out, 3).unwrap();
         restart(&mut pod, Role::NetFrontend);
         stream.finish().unwrap();
+        let before = written(&vm);
         let writes = vm.start(&job().command()).unwrap();
-        thread::sleep(Duration::from_millis(200));
+        wait_for("fio to write", || written(&vm) > before);
         restart(&mut pod, Role::BlkFrontend);
         Report::parse(&writes.finish(Duration::from_mins(2)).unwrap()).unwrap();
         works(&vm);
