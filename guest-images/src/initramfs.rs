@@ -9,7 +9,7 @@ use std::process::Command;
 use crate::GuestError;
 use crate::cpio::{Archive, Entry};
 use crate::elf::Linkage;
-use crate::modules::{Modules, WANTED};
+use crate::modules::{self, Modules, WANTED};
 use crate::stub;
 
 /// The first process and the agent, as the guest gets them.
@@ -55,7 +55,7 @@ pub(crate) fn assemble(root: &Path, scratch: &Path) -> Result<(PathBuf, Vec<u8>)
     add_programs(&mut archive, root, scratch)?;
     let mke2fs_conf = root.join("etc/mke2fs.conf");
     archive.put_file("etc/mke2fs.conf", 0o644, read(&mke2fs_conf)?);
-    let kernel = add_modules(&mut archive, root)?;
+    let kernel = add_modules(&mut archive, root, &WANTED)?;
     Ok((kernel, archive.into_bytes()))
 }
 
@@ -109,25 +109,33 @@ fn add_programs(archive: &mut Archive, root: &Path, scratch: &Path) -> Result<()
     Ok(())
 }
 
-/// The modules in load order; returns the kernel's path.
-fn add_modules(archive: &mut Archive, root: &Path) -> Result<PathBuf, GuestError> {
-    let base = root.join("lib/modules");
+/// What is wanted of the only kernel below `root`, in load order; returns the kernel's path.
+pub(crate) fn add_modules(
+    archive: &mut Archive,
+    root: &Path,
+    wanted: &[&str],
+) -> Result<PathBuf, GuestError> {
+    let base = find(root, "usr/lib/modules")?;
     let mut versions = fs::read_dir(&base).map_err(|e| GuestError::io("read", &base, e))?;
-    let version = versions
+    let home = versions
         .next()
         .and_then(Result::ok)
-        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .map(|entry| entry.path())
         .ok_or_else(|| GuestError::Packages { reason: "the kernel's package has no modules".into() })?;
-    let modules = Modules::scan(&base.join(&version))?;
+    let modules = Modules::scan(&home)?;
     let mut order = String::new();
-    for path in modules.load_order(&WANTED)? {
+    for path in modules.load_order(wanted)? {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        archive.put_file(&format!("lib/modules/{name}"), 0o644, read(&path)?);
-        order.push_str(&name);
+        let name = name.trim_end_matches(modules::PACKED);
+        archive.put_file(&format!("lib/modules/{name}"), 0o644, modules::read(&path)?);
+        order.push_str(name);
         order.push('\n');
     }
     archive.put_file("lib/modules/order", 0o644, order.into_bytes());
-    Ok(root.join("boot").join(format!("vmlinuz-{version}")))
+    // Beside its modules since Linux 7.3's packages.
+    let beside = home.join("vmlinuz");
+    let version = home.file_name().unwrap_or_default().to_string_lossy();
+    Ok(if beside.exists() { beside } else { root.join("boot").join(format!("vmlinuz-{version}")) })
 }
 
 /// A file of the packages, whether they still separate `/bin`, `/sbin` and `/lib` from `/usr` or not.

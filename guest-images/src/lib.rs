@@ -15,9 +15,11 @@ pub mod cpio;
 pub mod elf;
 mod initramfs;
 mod modules;
+mod newer_kernel;
 mod packages;
 mod progress;
 mod stub;
+mod suite;
 
 use std::fs::{self, File};
 use std::io;
@@ -32,6 +34,7 @@ use thiserror::Error;
 pub use boot_disk::Loader;
 pub use packages::Package;
 pub use progress::{Bar, Progress, Silent};
+pub use suite::Suite;
 
 /// Raise it when the code changes what a guest consists of.
 const RECIPE: &str = "3";

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use crate::GuestError;
 
@@ -19,6 +20,9 @@ pub(crate) const WANTED: [&str; 10] = [
     "xfs",
     "af_packet",
 ];
+
+/// How the name of a module ends that is packed, as newer kernels' are.
+pub(crate) const PACKED: &str = ".xz";
 
 /// The modules below one kernel's directory.
 pub(crate) struct Modules {
@@ -72,7 +76,7 @@ impl Modules {
             return Ok(());
         }
         let path = self.files.get(name).ok_or_else(|| GuestError::NoModule { module: name.to_owned() })?;
-        let content = fs::read(path).map_err(|e| GuestError::io("read", path, e))?;
+        let content = read(path)?;
         for dependency in dependencies(&content) {
             self.visit(&dependency, done, order)?;
         }
@@ -81,13 +85,28 @@ impl Modules {
     }
 }
 
+/// A module as the kernel loads it, unpacked if it is packed.
+pub(crate) fn read(path: &Path) -> Result<Vec<u8>, GuestError> {
+    if path.extension().is_none_or(|extension| extension != &PACKED[1..]) {
+        return fs::read(path).map_err(|e| GuestError::io("read", path, e));
+    }
+    let mut command = Command::new("xz");
+    let output = command.args(["--decompress", "--stdout", "--"]).arg(path).stdin(Stdio::null()).output();
+    let output = output.map_err(|e| GuestError::io("start xz, of package xz-utils, on", path, e))?;
+    if output.status.success() {
+        return Ok(output.stdout);
+    }
+    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    Err(GuestError::io("unpack", path, std::io::Error::other(said)))
+}
+
 /// A module is named with either dash or underscore: one of them stands for both.
 fn canonical(name: &str) -> String {
     name.replace('-', "_")
 }
 
 fn module_name(path: &Path) -> Option<String> {
-    path.file_name()?.to_str()?.strip_suffix(".ko").map(canonical)
+    path.file_name()?.to_str()?.trim_end_matches(PACKED).strip_suffix(".ko").map(canonical)
 }
 
 /// The `depends=` entry of a module's `.modinfo`: a zero-terminated string in the file.

@@ -11,7 +11,7 @@ use vhost_net_cxl::nic::{Batch, Nic, NicError};
 
 use super::{
     DEADLINE, Stage, Wire, config, frame, has_carrier, in_namespace, link_changes, one, scattered, sh,
-    until_counted, veth, veth_up,
+    sum_up_ipv4, until_counted, veth, veth_up,
 };
 
 #[test]
@@ -27,35 +27,42 @@ fn af_xdp_carries_frames_both_ways_and_starts_again() {
             let mut nic = AfXdpNic::open(&config(&text), &stage.pool).expect("opened");
             start(&mut nic, &mut stage);
             assert!(nic.link().is_up());
-            for (bytes, mark) in [(60, 1), (1514, 2), (777, 3)] {
-                let packet = stage.packet([0; 12], &frame(bytes, mark));
-                assert_eq!(nic.transmit(&one(packet)).expect("sent"), 1, "round {round}");
-                nic.flush().expect("flushed");
-                assert_eq!(wire.receive(), frame(bytes, mark));
-                wire.send(&frame(bytes, mark + 100));
-                let (header, got) = stage.receive(&mut nic);
-                assert_eq!(header, [0; 12]);
-                assert_eq!(got, frame(bytes, mark + 100));
-            }
-            let packet = stage.packet([0; 12], &frame(1400, 4));
-            let memory = stage.pool.hardware();
-            assert_eq!(nic.transmit(&scattered(&memory, packet)).expect("sent"), 1);
-            nic.flush().expect("flushed");
-            assert_eq!(wire.receive(), frame(1400, 4), "in pieces");
-            // Far more than there are chunks for sending: all of them come back.
-            let packet = stage.packet([0; 12], &frame(100, 7));
-            let mut sent = 0;
-            let start = Instant::now();
-            while sent < 2000 && start.elapsed() < DEADLINE {
-                sent += nic.transmit(&one(packet)).expect("sent");
-                nic.flush().expect("flushed");
-            }
-            assert_eq!(sent, 2000);
-            for _ in 0..50 {
-                assert_eq!(wire.receive(), frame(100, 7));
-            }
+            carries_frames_both_ways(&mut nic, &mut stage, &wire);
         }
     });
+}
+
+/// Frames of several lengths, in one piece and in several, and far more of them than there are chunks for sending.
+pub(crate) fn carries_frames_both_ways(nic: &mut AfXdpNic, stage: &mut Stage, wire: &Wire) {
+    for (bytes, mark) in [(60, 1), (1514, 2), (777, 3)] {
+        let packet = stage.packet([0; 12], &frame(bytes, mark));
+        assert_eq!(nic.transmit(&one(packet)).expect("sent"), 1);
+        nic.flush().expect("flushed");
+        assert_eq!(wire.receive(), frame(bytes, mark));
+        wire.send(&frame(bytes, mark + 100));
+        let (header, got) = stage.receive(nic);
+        assert_eq!(header, [0; 12]);
+        assert_eq!(got, frame(bytes, mark + 100));
+    }
+    let packet = stage.packet([0; 12], &frame(1400, 4));
+    let memory = stage.pool.hardware();
+    assert_eq!(nic.transmit(&scattered(&memory, packet)).expect("sent"), 1);
+    nic.flush().expect("flushed");
+    assert_eq!(wire.receive(), frame(1400, 4), "in pieces");
+    // Far more than there are chunks for sending: all of them come back. Not so many under way that the other end would lose some.
+    let packet = stage.packet([0; 12], &frame(100, 7));
+    let (mut sent, mut arrived) = (0, 0);
+    let start = Instant::now();
+    while arrived < 2000 {
+        if sent < 2000 && sent < arrived + 64 {
+            sent += nic.transmit(&one(packet)).expect("sent");
+            nic.flush().expect("flushed");
+            assert!(start.elapsed() < DEADLINE, "{sent} were sent");
+        } else {
+            assert_eq!(wire.receive(), frame(100, 7));
+            arrived += 1;
+        }
+    }
 }
 
 /// Starts it, again and again for as long as its queues are busy, as a backend does: the kernel lets go of a socket's queue some time
@@ -84,12 +91,32 @@ fn of_flow(flow: u8) -> Vec<u8> {
     frame[22..24].copy_from_slice(&[64, 17]);
     frame[26..34].copy_from_slice(&[10, 9, 0, 1, 10, 9, 0, 2]);
     frame[34..40].copy_from_slice(&[0x10, flow, 0, 9, 0, 66]);
+    // A bridge on the way may look at it.
+    sum_up_ipv4(&mut frame);
     frame
+}
+
+/// Frames of many flows come from the wire, whatever queues they are put into, and their buffers are not lost.
+pub(crate) fn all_flows_arrive(nic: &mut AfXdpNic, stage: &mut Stage, wire: &Wire) {
+    const FLOWS: u8 = 64;
+    let free = stage.buffers.free_count();
+    // The kernel puts flows into queues by what their frames say.
+    for _ in 0..20 {
+        let mut arrived: Vec<u8> = (0..FLOWS)
+            .map(|flow| {
+                wire.send(&of_flow(flow));
+                stage.receive(nic).1[35]
+            })
+            .collect();
+        arrived.sort_unstable();
+        assert_eq!(arrived, (0..FLOWS).collect::<Vec<_>>());
+    }
+    let left = stage.buffers.free_count();
+    assert!(left + 64 >= free, "{left} of {free}");
 }
 
 #[test]
 fn af_xdp_receives_from_all_queues_of_its_interface() {
-    const FLOWS: u8 = 64;
     in_namespace(|| {
         sh(
             "ip link add ours numrxqueues 4 numtxqueues 4 type veth peer name peer numrxqueues 4 numtxqueues 4",
@@ -102,20 +129,7 @@ fn af_xdp_receives_from_all_queues_of_its_interface() {
             let text = format!("name='nic0'\ndriver='af-xdp'\ninterface='ours'\nzero-copy={zero_copy}");
             let mut nic = AfXdpNic::open(&config(&text), &stage.pool).expect("opened");
             start(&mut nic, &mut stage);
-            let free = stage.buffers.free_count();
-            // The kernel puts flows into queues by what their frames say.
-            for _ in 0..20 {
-                let mut arrived: Vec<u8> = (0..FLOWS)
-                    .map(|flow| {
-                        wire.send(&of_flow(flow));
-                        stage.receive(&mut nic).1[35]
-                    })
-                    .collect();
-                arrived.sort_unstable();
-                assert_eq!(arrived, (0..FLOWS).collect::<Vec<_>>());
-            }
-            let left = stage.buffers.free_count();
-            assert!(left + 64 >= free, "{left} of {free}");
+            all_flows_arrive(&mut nic, &mut stage, &wire);
             let packet = stage.packet([0; 12], &frame(100, 1));
             assert_eq!(nic.transmit(&one(packet)).expect("sent"), 1);
             nic.flush().expect("flushed");
@@ -162,36 +176,40 @@ fn af_xdp_goes_on_when_its_interface_leaves_a_bridge() {
 fn af_xdp_does_not_send_late_what_found_its_interface_down() {
     in_namespace(|| {
         veth();
-        let wire = Wire::open("peer");
-        let mut stage = Stage::new();
-        let text = "name='nic0'\ndriver='af-xdp'\ninterface='ours'";
-        let open = |stage: &mut Stage| {
-            let mut nic = AfXdpNic::open(&config(text), &stage.pool).expect("opened");
-            stage.buffers.reclaim();
-            start(&mut nic, stage);
-            nic
-        };
-        let mut nic = open(&mut stage);
-        sh("ip link set ours down");
-        has_carrier("ours", false);
-        let packet = stage.packet([0; 12], &frame(100, 1));
-        let mut failed = false;
-        for _ in 0..100 {
-            nic.transmit(&one(packet)).expect("taken, or not");
-            failed = failed || nic.flush().is_err();
-        }
-        if failed {
-            // As its backend does, which hears nothing of the link here.
-            drop(nic);
-            nic = open(&mut stage);
-        }
-        sh("ip link set ours up");
-        has_carrier("ours", true);
-        let packet = stage.packet([0; 12], &frame(100, 2));
-        assert_eq!(nic.transmit(&one(packet)).expect("sent"), 1);
-        nic.flush().expect("flushed");
-        assert_eq!(wire.receive(), frame(100, 2), "nothing of before");
+        nothing_is_sent_late("ours", false, &Wire::open("peer"));
     });
+}
+
+/// What an interface is given while it is down is not what it sends first once it is up.
+pub(crate) fn nothing_is_sent_late(interface: &str, zero_copy: bool, wire: &Wire) {
+    let mut stage = Stage::new();
+    let text = format!("name='nic0'\ndriver='af-xdp'\ninterface='{interface}'\nzero-copy={zero_copy}");
+    let open = |stage: &mut Stage| {
+        let mut nic = AfXdpNic::open(&config(&text), &stage.pool).expect("opened");
+        stage.buffers.reclaim();
+        start(&mut nic, stage);
+        nic
+    };
+    let mut nic = open(&mut stage);
+    sh(&format!("ip link set {interface} down"));
+    has_carrier(interface, false);
+    let packet = stage.packet([0; 12], &frame(100, 1));
+    let mut failed = false;
+    for _ in 0..100 {
+        nic.transmit(&one(packet)).expect("taken, or not");
+        failed = failed || nic.flush().is_err();
+    }
+    if failed {
+        // As its backend does, which hears nothing of the link here.
+        drop(nic);
+        nic = open(&mut stage);
+    }
+    sh(&format!("ip link set {interface} up"));
+    has_carrier(interface, true);
+    let packet = stage.packet([0; 12], &frame(100, 2));
+    assert_eq!(nic.transmit(&one(packet)).expect("sent"), 1);
+    nic.flush().expect("flushed");
+    assert_eq!(wire.receive(), frame(100, 2), "nothing of before");
 }
 
 #[test]

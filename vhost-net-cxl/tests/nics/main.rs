@@ -3,6 +3,7 @@
 mod af_xdp;
 mod falling_back;
 mod tap;
+mod zero_copy;
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -279,6 +280,13 @@ fn a_tap_carries_frames_both_ways() {
     });
 }
 
+/// Puts the checksum, which is zero yet, into the header of an IPv4 packet.
+fn sum_up_ipv4(frame: &mut [u8]) {
+    let sum: u32 = frame[14..34].chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1])).sum();
+    let sum = !u16::try_from((sum & 0xffff) + (sum >> 16)).expect("folded");
+    frame[24..26].copy_from_slice(&sum.to_be_bytes());
+}
+
 /// A TCP segment of `payload` bytes over IPv4 to `10.9.0.2`, with its checksum left undone.
 fn tcp(payload: usize) -> Vec<u8> {
     let mut frame = vec![0; 54 + payload];
@@ -288,9 +296,7 @@ fn tcp(payload: usize) -> Vec<u8> {
     frame[14..34].copy_from_slice(&[
         0x45, 0, total[0], total[1], 0, 1, 0x40, 0, 64, 6, 0, 0, 10, 9, 0, 1, 10, 9, 0, 2,
     ]);
-    let sum: u32 = frame[14..34].chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1])).sum();
-    let sum = !u16::try_from((sum & 0xffff) + (sum >> 16)).expect("folded");
-    frame[24..26].copy_from_slice(&sum.to_be_bytes());
+    sum_up_ipv4(&mut frame);
     frame[34..38].copy_from_slice(&[0x12, 0x34, 0, 80]);
     frame[46..48].copy_from_slice(&[0x50, 0x10]);
     for (place, byte) in frame[54..].iter_mut().enumerate() {

@@ -9,6 +9,7 @@
 mod program;
 mod queue;
 mod ring;
+mod sender;
 mod socket;
 
 use std::io;
@@ -20,10 +21,8 @@ use tracing::{info, warn};
 
 use self::program::{Mode, Program, QUEUES_MAX};
 use self::queue::Queue;
-use self::ring::Ring;
-use self::socket::{
-    Binding, mmap_offsets, options, promiscuous, receive_queues, set_option, statistics, wake_sender,
-};
+use self::sender::Sender;
+use self::socket::{Binding, promiscuous, receive_queues, set_option, statistics};
 use super::carrier::{CarrierWatch, find};
 use super::netlink::Netlink;
 use super::statistics::LookAtDriver;
@@ -38,14 +37,6 @@ const KERNEL_HEADROOM_BYTES: u64 = 256;
 const FRAME_BYTES_MAX: u64 = BUFFER_BYTES as u64 - KERNEL_HEADROOM_BYTES - HEADER_BYTES as u64;
 const ETHERNET_AND_VLAN_BYTES: u64 = 18;
 const MTU_MAX: u64 = FRAME_BYTES_MAX - ETHERNET_AND_VLAN_BYTES;
-const TRANSMIT_ENTRIES: u32 = 512;
-/// Chunks that hold frames on their way out.
-const TRANSMIT_CHUNKS: usize = 256;
-/// `XDP_MAX_TX_SKB_BUDGET`: how many frames a call sends in copy mode. 32 if it is not set, or before Linux 6.17.
-const MAX_TRANSMIT_BUDGET: libc::c_int = 9;
-/// So many calls in a turn, if each of them sends something: what else the turn has to do costs as much as many frames.
-const CALLS_PER_TURN: u32 = 8;
-
 /// One of the numbers that the kernel counts for a socket.
 type Count = fn(&libc::xdp_statistics) -> u64;
 
@@ -72,18 +63,6 @@ pub struct AfXdpNic {
     errors: u64,
     /// Of the packets that it was given last, those that are too long for it.
     refused: Vec<usize>,
-}
-
-struct Sender {
-    transmit: Ring<libc::xdp_desc>,
-    completion: Ring<u64>,
-    /// Where the UMEM begins in the pool.
-    umem: u64,
-    /// Chunks for sending that are free, as offsets in the UMEM.
-    chunks: Vec<u64>,
-    unsent: bool,
-    /// The kernel sends copies, and says of each one what became of it.
-    copies: bool,
 }
 
 impl AfXdpNic {
@@ -145,33 +124,16 @@ impl AfXdpNic {
 
     /// Maps the rings of all queues, and those for sending, before any of them is bound.
     fn map_rings(&mut self, buffers: &mut ReceiveBuffers) -> io::Result<Sender> {
-        // A quarter at most: the area is for receiving.
-        let chunks = TRANSMIT_CHUNKS.min(buffers.len() / 4);
-        let chunks: Vec<_> = std::iter::from_fn(|| buffers.take()).take(chunks).collect();
+        let chunks = Sender::take_chunks(buffers);
         // Half of the area stays with those who receive, and for frames between instances.
         let lent_max = (buffers.len() / 2 / self.queues.len()).max(1);
         for queue in &mut self.queues {
             queue.map(buffers, lent_max)?;
         }
-        let socket = &self.queues[0].socket;
-        Ring::<libc::xdp_desc>::set_entries(socket, libc::XDP_TX_RING, TRANSMIT_ENTRIES)?;
-        // A kernel that does not know it is called several times.
-        let _ = set_option(socket, MAX_TRANSMIT_BUDGET, &TRANSMIT_ENTRIES);
-        let offsets = mmap_offsets(socket)?;
-        let completion_page =
-            libc::off_t::try_from(libc::XDP_UMEM_PGOFF_COMPLETION_RING).map_err(io::Error::other)?;
-        let umem = buffers.start();
-        Ok(Sender {
-            completion: Ring::map(socket, completion_page, offsets.cr, TRANSMIT_ENTRIES)?,
-            transmit: Ring::map(socket, libc::XDP_PGOFF_TX_RING, offsets.tx, TRANSMIT_ENTRIES)?,
-            umem,
-            chunks: chunks.into_iter().map(|chunk| buffers.offset(chunk).get() - umem).collect(),
-            unsent: false,
-            copies: true,
-        })
+        Sender::map(&self.first().socket, buffers.start(), chunks)
     }
 
-    /// Attaches the program to the driver and lets the kernel choose zero-copy. Nothing, told in the log, if it does not.
+    /// Attaches the program to the driver and binds the sockets without copies. Nothing, told in the log, if they are to be had by copies only.
     fn begin_zero_copy(&self) -> Result<Option<Program>, io::Error> {
         let (nic, interface) = (&self.identity.name, &self.interface);
         let program = match Program::attach(self.interface_index, Mode::Native) {
@@ -181,14 +143,14 @@ impl AfXdpNic {
                 return self.bind(Binding::Copy).map(|()| None);
             }
         };
-        self.bind(Binding::AsTheKernelCan)?;
-        if options(&self.queues[0].socket)? & libc::XDP_OPTIONS_ZEROCOPY == 0 {
-            warn!(
-                nic,
-                interface,
-                "zero-copy is not to be had: the interface's driver cannot do it; frames are copied"
-            );
-            return Ok(None);
+        match self.first().bind(self.interface_index, Binding::ZeroCopy) {
+            Ok(()) => self.bind_others()?,
+            // Not its word on zero-copy: somebody has the queue, or had it a moment ago.
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => return Err(error),
+            Err(error) => {
+                warn!(nic, interface, %error, "zero-copy is not to be had: the interface's driver refuses it; frames are copied");
+                return self.bind(Binding::Copy).map(|()| None);
+            }
         }
         info!(nic, interface, "the device reads and writes the pool itself");
         Ok(Some(program))
@@ -196,9 +158,18 @@ impl AfXdpNic {
 
     /// Binds the first socket like this, and the others to the same memory.
     fn bind(&self, binding: Binding<'_>) -> io::Result<()> {
-        let (first, others) = self.queues.split_first().expect("there is one at least");
-        first.bind(self.interface_index, binding)?;
-        others.iter().try_for_each(|queue| queue.bind(self.interface_index, Binding::Shared(&first.socket)))
+        self.first().bind(self.interface_index, binding)?;
+        self.bind_others()
+    }
+
+    fn bind_others(&self) -> io::Result<()> {
+        let shared = Binding::Shared(&self.first().socket);
+        self.queues[1..].iter().try_for_each(|queue| queue.bind(self.interface_index, shared))
+    }
+
+    /// The queue that sends.
+    fn first(&self) -> &Queue {
+        &self.queues[0]
     }
 
     fn try_to_start(&mut self, buffers: &mut ReceiveBuffers) -> Result<(), NicError> {
@@ -227,7 +198,7 @@ impl AfXdpNic {
             self.bind(Binding::Copy).map(|()| None)
         };
         let native = native.map_err(unbound)?;
-        sender.copies = native.is_none();
+        sender.set_copies(native.is_none());
         let program = match native {
             Some(program) => program,
             None => Program::attach(self.interface_index, Mode::Generic).map_err(unattached)?,
@@ -248,36 +219,7 @@ impl AfXdpNic {
     }
 
     fn send_one(&mut self, copy: impl FnOnce(&Window, *mut u8), bytes: u64) -> bool {
-        let Some(sender) = &mut self.sender else { return false };
-        if sender.chunks.is_empty() {
-            sender.reclaim();
-        }
-        if sender.transmit.room() == 0 {
-            return false;
-        }
-        let Some(chunk) = sender.chunks.pop() else { return false };
-        copy(
-            &self.window,
-            self.window.address(ByteOffset::new(sender.umem + chunk), u64::from(BUFFER_BYTES)),
-        );
-        let len = u32::try_from(bytes).expect("shorter than a chunk");
-        sender.transmit.put(libc::xdp_desc { addr: chunk, len, options: 0 });
-        sender.unsent = true;
-        true
-    }
-}
-
-impl Sender {
-    /// Takes back the chunks that were sent.
-    fn reclaim(&mut self) {
-        let mut any = false;
-        while let Some(chunk) = self.completion.take() {
-            self.chunks.push(chunk & !(u64::from(BUFFER_BYTES) - 1));
-            any = true;
-        }
-        if any {
-            self.completion.give_back();
-        }
+        self.sender.as_mut().is_some_and(|sender| sender.put(&self.window, copy, bytes))
     }
 }
 
@@ -320,7 +262,7 @@ impl Nic for AfXdpNic {
             return Err(NicError::NoInterface { nic, interface });
         }
         let Some(sender) = &self.sender else { return Ok(()) };
-        let (window, umem) = (&self.window, sender.umem);
+        let (window, umem) = (&self.window, sender.umem());
         let header = [0u8; HEADER_BYTES];
         let header_bytes = HEADER_BYTES as u64;
         let count = self.queues.len();
@@ -400,45 +342,14 @@ impl Nic for AfXdpNic {
     }
 
     fn has_work(&self) -> bool {
-        self.sender.as_ref().is_some_and(|sender| sender.unsent)
+        self.sender.as_ref().is_some_and(Sender::has_work)
     }
 
     fn flush(&mut self) -> Result<(), NicError> {
         let Some(sender) = &mut self.sender else { return Ok(()) };
-        if !sender.unsent {
-            return Ok(());
-        }
-        sender.transmit.publish();
-        if !sender.transmit.needs_wakeup() {
-            sender.unsent = false;
-            return Ok(());
-        }
-        let mut left = sender.transmit.outstanding();
-        for _ in 0..CALLS_PER_TURN {
-            let Err(error) = wake_sender(&self.queues[0].socket) else {
-                sender.unsent = false;
-                return Ok(());
-            };
-            match error.raw_os_error() {
-                // It had a frame and lost it, and is done with it: the interface has no carrier, or its queue is full.
-                Some(libc::EBUSY) if sender.copies => self.errors += 1,
-                Some(libc::EAGAIN | libc::EBUSY | libc::ENOBUFS | libc::EINTR) => {}
-                // The interface is down; its watch tells.
-                Some(libc::ENETDOWN) if sender.transmit.outstanding() == 0 => {
-                    sender.unsent = false;
-                    return Ok(());
-                }
-                // The kernel keeps what it was told to send until the interface is up again, however late that is. Only with its
-                // socket does it forget that.
-                _ => return Err(system(&self.identity.name, "send by its AF_XDP socket", "", error)),
-            }
-            let before = std::mem::replace(&mut left, sender.transmit.outstanding());
-            if left == before {
-                break;
-            }
-        }
-        // It took what it could: once more in the next turn.
-        Ok(())
+        let flushed = sender.flush(&self.queues[0].socket);
+        self.errors += sender.take_errors();
+        flushed.map_err(|error| system(&self.identity.name, "send by its AF_XDP socket", "", error))
     }
 
     fn troubles(&self) -> Option<LookAtDriver> {

@@ -6,8 +6,8 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use super::TRANSMIT_ENTRIES;
 use super::ring::Ring;
+use super::sender::TRANSMIT_ENTRIES;
 use super::socket::{Binding, bind, mmap_offsets, open_socket, wake_receiver};
 use crate::backend::receive_buffers::ReceiveBuffers;
 

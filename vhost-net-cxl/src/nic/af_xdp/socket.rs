@@ -18,8 +18,8 @@ const ETHTOOL_GET_CHANNELS: u32 = 0x3c;
 pub(super) enum Binding<'a> {
     /// Copied into the memory that it has registered.
     Copy,
-    /// The same without a copy, if the interface's driver can do that.
-    AsTheKernelCan,
+    /// The device itself reads and writes that memory. An error, if the interface's driver cannot do it.
+    ZeroCopy,
     /// As another socket of another queue, which is bound, and in the memory of that.
     Shared(&'a OwnedFd),
 }
@@ -49,7 +49,7 @@ pub(super) fn bind(
     let family = libc::c_ushort::try_from(libc::AF_XDP).map_err(io::Error::other)?;
     let (flags, owner) = match binding {
         Binding::Copy => (libc::XDP_COPY | libc::XDP_USE_NEED_WAKEUP, 0),
-        Binding::AsTheKernelCan => (libc::XDP_USE_NEED_WAKEUP, 0),
+        Binding::ZeroCopy => (libc::XDP_ZEROCOPY | libc::XDP_USE_NEED_WAKEUP, 0),
         // The rest is as with the other one.
         Binding::Shared(owner) => (libc::XDP_SHARED_UMEM, owner.as_raw_fd().cast_unsigned()),
     };
@@ -211,10 +211,4 @@ pub(super) fn statistics(socket: &OwnedFd) -> io::Result<libc::xdp_statistics> {
 pub(super) fn mmap_offsets(socket: &OwnedFd) -> io::Result<libc::xdp_mmap_offsets> {
     // SAFETY: plain numbers.
     unsafe { get(socket, libc::XDP_MMAP_OFFSETS) }
-}
-
-/// What the kernel has chosen for a socket that is bound.
-pub(super) fn options(socket: &OwnedFd) -> io::Result<u32> {
-    // SAFETY: a number.
-    unsafe { get(socket, libc::XDP_OPTIONS) }
 }
