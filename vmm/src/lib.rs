@@ -46,7 +46,7 @@ pub use firmware::{Firmware, Uefi};
 pub use follow::Follower;
 pub use instance::{confirm_ram, refuse_a_second_vmm};
 pub use machine::Vm;
-pub use memory::plug_memory;
+pub use memory::{plug_memory, unplug_memory};
 pub use migration::{Migrated, MigrationSpeed, migrate, move_away, quit};
 pub use monitor_address::{MonitorAddress, VcpuThread, ask_human_monitor};
 pub use pool_ram::PoolRam;

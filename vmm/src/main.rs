@@ -6,6 +6,7 @@ mod cloud_hypervisor_args;
 mod fair;
 mod following;
 mod libvirt_hook;
+mod memory_args;
 mod running;
 mod slice;
 mod uncounted;
@@ -44,17 +45,9 @@ enum Command {
     /// `podctl instances migrate`.
     Migrate(Move),
     /// Plugs memory into the instance's virtual machine, which runs on this host with `--memory-max`.
-    PlugMemory {
-        /// The instance, as the controller knows it.
-        #[arg(long)]
-        instance: String,
-        /// How many MiB, a multiple of 128.
-        #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
-        mib: u32,
-        /// Where the machine has its monitor.
-        #[arg(long, default_value = "/run/wadi/vm")]
-        directory: PathBuf,
-    },
+    PlugMemory(memory_args::Plug),
+    /// Unplugs the memory that was plugged in last, which the guest has to let go of.
+    UnplugMemory(memory_args::Unplug),
     /// Prints the QEMU command line that `run` would use.
     QemuArgs(Machine),
     /// Prints the command line that has Cloud Hypervisor run the instance's virtual machine.
@@ -358,10 +351,8 @@ fn execute(command: Command) -> Result<()> {
     match command {
         Command::Run(machine) => run(&machine),
         Command::Migrate(asked) => move_away(&asked),
-        Command::PlugMemory { instance, mib, directory } => {
-            vmm::plug_memory(&directory.join(format!("{instance}-qmp.sock")), mib)?;
-            print(&format!("{instance} has {mib} MiB more\n"))
-        }
+        Command::PlugMemory(asked) => memory_args::plug(&asked),
+        Command::UnplugMemory(asked) => memory_args::unplug(&asked),
         Command::QemuArgs(machine) => {
             let (spec, _) = machine.prepared()?;
             print(&format!("{}\n", libvirt::command_line(&spec, QemuVersion::detect(&spec.qemu)?)?))

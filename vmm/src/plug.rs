@@ -81,7 +81,7 @@ pub(crate) trait Plug {
 }
 
 /// What QEMU says of a device that it was told to unplug before, and is waiting for.
-const UNPLUGGING: &str = "in the process of unplug";
+pub(crate) const UNPLUGGING: &str = "in the process of unplug";
 
 /// What a QEMU has.
 #[derive(Debug)]
