@@ -476,11 +476,11 @@ impl Drop for Pod {
 
 /// All hosts of the pod share the cores of this machine, often with emulated guests: what stands still for a moment is not dead.
 fn controller_config(pool: &Path, directory: &Path, plan: &PodBuilder) -> String {
-    let PodBuilder { blk_grace_ms, disk_queues, release, .. } = plan;
+    let PodBuilder { blk_grace_ms, disk_queues, release, controller_settings, .. } = plan;
     // Controllers of a release before know no other way to say so than to say nothing.
     let listen_tcp = if release.binaries().is_some() { "" } else { "listen-tcp = \"none\"\n" };
     format!(
-        "[controller]\nstate = \"{}\"\n{listen_tcp}detect-ms = 1000\nblk-grace-ms = {blk_grace_ms}\ndisk-queues = {disk_queues}\n\n[pool]\npath = \"{}\"\n\n[run]\ndirectory = \"{}\"\nwakeup = \"socket\"\n",
+        "[controller]\nstate = \"{}\"\n{listen_tcp}detect-ms = 1000\nblk-grace-ms = {blk_grace_ms}\ndisk-queues = {disk_queues}\n{controller_settings}\n[pool]\npath = \"{}\"\n\n[run]\ndirectory = \"{}\"\nwakeup = \"socket\"\n",
         directory.join("controller.redb").display(),
         pool.display(),
         directory.join("run").display(),

@@ -15,6 +15,7 @@ pub struct PodBuilder {
     pub(super) keep: bool,
     pub(super) guests_announce: bool,
     pub(super) release: Release,
+    pub(super) controller_settings: &'static str,
     pub(super) controller_sections: &'static str,
     pub(super) clocks: Clocks,
     pub(super) blk_grace_ms: u64,
@@ -276,6 +277,7 @@ impl PodBuilder {
             keep: false,
             guests_announce: true,
             release: Release::This,
+            controller_settings: "",
             controller_sections: "",
             clocks: Clocks::Machines,
             blk_grace_ms: 30_000,
@@ -339,6 +341,13 @@ impl PodBuilder {
     #[must_use]
     pub fn release(mut self, release: Release) -> Self {
         self.release = release;
+        self
+    }
+
+    /// The controller's own section has these lines, too.
+    #[must_use]
+    pub fn controller_settings(mut self, lines: &'static str) -> Self {
+        self.controller_settings = lines;
         self
     }
 

@@ -31,6 +31,7 @@ mod kills;
 mod larger_disks;
 mod libvirt;
 mod link;
+mod link_policy;
 mod listening;
 mod live_migration;
 mod membership;
