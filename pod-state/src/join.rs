@@ -8,6 +8,7 @@ use pod_protocol::reports::{DeviceReport, Join};
 use pod_protocol::volume_table::VolumeTable;
 
 use super::name::check_reported_name;
+use super::replaced::has_yet_to_get_its_number;
 use super::{
     Device, DeviceId, Effect, Endpoint, Health, Kind, Labels, LeaseKind, Presence, Refusal, RefusalKind,
     State, UsedBefore,
@@ -185,7 +186,9 @@ impl State {
         let labels = known.as_ref().map_or_else(Labels::new, |known| known.labels.clone());
         // A daemon of an earlier version says nothing of it.
         let known_identity = match &known {
-            Some(Device { kind: Kind::Ssd { identity, .. }, .. }) => *identity,
+            Some(Device { kind: Kind::Ssd { identity, .. }, .. }) if !has_yet_to_get_its_number(report) => {
+                *identity
+            }
             _ => None,
         };
         if let DeviceReport::Ssd { table: Some(table), .. } = report {

@@ -16,13 +16,17 @@ pub const REPLACED: &str = "its host has another SSD under its name, which is le
 impl State {
     /// Whether what a host reports under the name of an SSD is another one, while volumes have places on the one before.
     pub(super) fn is_another(&self, id: &DeviceId, report: &DeviceReport) -> bool {
-        let DeviceReport::Ssd { identity: Some(now), .. } = report else { return false };
+        let DeviceReport::Ssd { identity, .. } = report else { return false };
         let Some(Kind::Ssd { identity: Some(before), .. }) = self.devices.get(id).map(|known| &known.kind)
         else {
             return false;
         };
+        let differs = match identity {
+            Some(now) => now != before,
+            None => has_yet_to_get_its_number(report),
+        };
         let has_places = || self.volumes.values().any(|it| it.all_places().any(|place| place.device == *id));
-        self.knows_ssds() && before != now && has_places()
+        self.knows_ssds() && differs && has_places()
     }
 
     /// The one before is away, and why that is remembered.
@@ -50,4 +54,10 @@ impl State {
             }
         }
     }
+}
+
+/// Whether it is a disk of another program that is empty, and will get its number with its first table. Daemons of an earlier version, which
+/// never say one, reserve nothing of such disks.
+pub(super) fn has_yet_to_get_its_number(report: &DeviceReport) -> bool {
+    matches!(report, DeviceReport::Ssd { driver, reserved_bytes: 1.., identity: None, .. } if driver == "vhost-user")
 }

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -22,10 +23,12 @@ use pod_protocol::protocol::Protocol;
 use pod_protocol::reports::{DeviceReport, Join};
 use pod_protocol::volume_table::VolumeTable;
 use pod_protocol::worker::WorkerConfig;
-use tracing::{error, info};
+use tracing::{error, info, warn};
 use vhost_blk_cxl::backend::{Backend, OpenedSsd, device_reports};
 use vhost_blk_cxl::frontend::Frontend;
-use vhost_blk_cxl::ssd::{self, DriverKind, LABEL_BYTES, Label, OpenError, SsdConfig};
+use vhost_blk_cxl::ssd::{
+    self, DriverKind, LABEL_BYTES, Label, LabelError, OpenError, Ssd, SsdConfig, VhostUserSsd,
+};
 
 /// How often devices are looked for that could not be opened.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
@@ -46,7 +49,7 @@ enum Side {
     Backend(Options),
     /// Shows the volumes on an SSD, from the table that it carries; nothing need be running.
     Volumes {
-        /// The file or block device.
+        /// The file or block device, or the vhost-user socket of a program that nobody is connected to.
         path: PathBuf,
         /// As JSON.
         #[arg(long)]
@@ -139,7 +142,7 @@ fn open_ssds(config: &HostConfig, pool: &Pool) -> anyhow::Result<Ssds> {
             Ok((device, label)) => {
                 opened.rates.push((ssd.name.clone(), ssd.iops, ssd.bytes_per_second));
                 opened.devices.push(device);
-                if let DriverKind::VhostUser { .. } = ssd.driver {
+                if let (DriverKind::VhostUser { .. }, None) = (&ssd.driver, &label) {
                     opened.unwritten.push(ssd.name.clone());
                 }
                 opened.labels.extend(label.map(|label| (ssd.name, label)));
@@ -186,9 +189,28 @@ fn open_ssd(
             label.identify()?;
             Some(label)
         }
-        _ => None,
+        DriverKind::VhostUser { socket, .. } => {
+            table_of_another_program(&config.name, socket, &mut *ssd.ssd)?
+        }
+        DriverKind::Null { .. } => None,
     };
     Ok((ssd, label))
+}
+
+/// The table on another program's disk. Nothing is written there before the controller has said what is on it: of a pod that began before
+/// there were tables on such disks, that may be a volume. Where something else lies that is told in the log, and there is none.
+fn table_of_another_program(ssd: &str, socket: &Path, device: &mut dyn Ssd) -> anyhow::Result<Option<Label>> {
+    let Some(beginning) = device.read_beginning(LABEL_BYTES) else { return Ok(None) };
+    let (found, scratch) = beginning
+        .with_context(|| format!("ssd {ssd}: cannot read the table of volumes at {}", socket.display()))?;
+    match Label::of_commands(socket, found, scratch) {
+        Ok(label) => Ok(Some(label)),
+        Err(error @ (LabelError::Foreign { .. } | LabelError::TooSmall { .. })) => {
+            warn!(ssd, %error, "its volumes are known to the controller only: no table of them is kept on it");
+            Ok(None)
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Stops the daemon, and says so, when one of the devices can be opened that could not be. The pod hears of devices from one that
@@ -243,11 +265,22 @@ fn reports(opened: &Ssds) -> Vec<DeviceReport> {
     reports
 }
 
+/// The table on a file, a block device, or the disk of another program that serves it on a vhost-user socket.
+fn inspect(path: &Path) -> anyhow::Result<Label> {
+    if !path.metadata().is_ok_and(|metadata| metadata.file_type().is_socket()) {
+        return Ok(Label::inspect(path)?);
+    }
+    let mut ssd = VhostUserSsd::look_at(path)
+        .context("such a program may serve one at a time: is a backend connected to it?")?;
+    let (found, scratch) = ssd.read_beginning(LABEL_BYTES).context("it tells nothing")??;
+    Ok(Label::of_commands(path, found, scratch)?)
+}
+
 fn show_volumes(path: &Path, json: bool) -> ExitCode {
-    let label = match Label::inspect(path) {
+    let label = match inspect(path) {
         Ok(label) => label,
         Err(error) => {
-            eprintln!("{error}");
+            eprintln!("{error:#}");
             return ExitCode::FAILURE;
         }
     };

@@ -103,11 +103,12 @@ fn the_controller_is_not_on_the_data_path() {
 
 /// What the device itself says is on it.
 fn table_of(pod: &Pod) -> String {
-    let output = Command::new(env!("CARGO_BIN_EXE_vhost-blk-cxl"))
-        .arg("volumes")
-        .arg(pod.directory.path().join("ssd.img"))
-        .output()
-        .unwrap();
+    table_at(&pod.directory.path().join("ssd.img"))
+}
+
+fn table_at(device: &Path) -> String {
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_vhost-blk-cxl")).arg("volumes").arg(device).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
@@ -257,9 +258,55 @@ fn add_ssd(pod: &Pod, driver: &str, path: &Path) {
     fs::write(&config, fs::read_to_string(&config).unwrap() + &table).unwrap();
 }
 
-/// It has no place for a table: the controller says what is there to each backend that begins.
+/// As an SSD of the host's own does: whoever looks finds what is there, at its socket, too, and so does a controller that has lost its state.
 #[test]
-fn a_volume_on_the_disk_of_another_program_is_wiped_too() {
+fn the_disk_of_another_program_tells_its_volumes() {
+    let mut pod = Pod::start(CoherenceMode::Hardware, "socket");
+    pod.kill(Side::Backend);
+    let root = pod.directory.path().to_owned();
+    let (disk, socket) = (root.join("disk"), root.join("target.sock"));
+    File::create(&disk).unwrap().set_len(16 << 20).unwrap();
+    let mut target = serve_disk(&disk, &socket);
+    add_ssd(&pod, "vhost-user", &socket);
+    pod.start_daemon(Side::Backend);
+    let size = "2M".parse().unwrap();
+    let request =
+        |name: &str| CreateVolume { device: Some("h2/ssd1".to_owned()), ..CreateVolume::new(name, size) };
+    let start = retry(Instant::now(), || client(&pod).create_volume(&request("tenant"))).start_bytes;
+    let told = format!("tenant: {} bytes from {start}\n", 2 << 20);
+    pod::eventually(|| table_at(&disk) == told);
+    // The program that has the disk is another one by now, and has to be told the next table.
+    target.kill();
+    target = serve_disk(&disk, &socket);
+    let other = retry(Instant::now(), || client(&pod).create_volume(&request("other"))).start_bytes;
+    let told = format!("{told}other: {} bytes from {other}\n", 2 << 20);
+    pod::eventually(|| table_at(&disk) == told);
+    // With the controller and the backend away, the disk still knows.
+    pod.controller = None;
+    pod.kill(Side::Backend);
+    assert_eq!(table_at(&socket), told);
+    fs::remove_file(root.join("state.redb")).unwrap();
+    pod.kill(Side::Frontend);
+    pod.controller = Some(Controller::start(&Config::load(&root.join("controller.toml")).unwrap()));
+    pod.start_daemon(Side::Backend);
+    let device = retry(Instant::now(), || client(&pod).device("h2", "ssd1"));
+    assert!(
+        matches!(&device.kind, DeviceKind::Ssd { strangers, .. } if strangers == &["tenant", "other"]),
+        "{device:?}"
+    );
+    client(&pod).adopt_volumes("h2", "ssd1").unwrap();
+    assert_eq!(client(&pod).volume("tenant").unwrap().start_bytes, start);
+    // What is deleted goes from there as well.
+    for name in ["tenant", "other"] {
+        client(&pod).delete_volume(name).unwrap();
+    }
+    pod::eventually(|| table_at(&disk) == "no volumes\n");
+    drop(target);
+}
+
+/// Something else lies where its table would: the controller says what is there to each backend that begins.
+#[test]
+fn a_volume_on_the_disk_of_another_program_is_wiped_without_a_table_too() {
     const BYTES: usize = 1 << 20;
     let mut pod = Pod::start(CoherenceMode::Hardware, "socket");
     pod.kill(Side::Backend);

@@ -262,3 +262,40 @@ fn ssds_are_known_by_their_names_where_controllers_of_the_version_before_are() {
     comes_with_ssd(&mut state, 1);
     assert!(state.devices[&SSD].is_replaced(), "it is remembered");
 }
+
+/// A disk of another program with this number, or an empty one, which gets its number with its first table.
+fn comes_with_anothers_disk(state: &mut State, number: Option<u64>) {
+    let mut devices = devices_of(BLK_BACKEND, true);
+    for device in &mut devices {
+        if let DeviceReport::Ssd { identity, table, driver, reserved_bytes, .. } = device {
+            (*identity, *table) = (number, Some(VolumeTable::default()));
+            (*driver, *reserved_bytes) = ("vhost-user".to_owned(), 1 << 20);
+        }
+    }
+    comes_with(state, BLK_BACKEND, devices);
+}
+
+#[test]
+fn an_empty_disk_of_another_program_is_not_the_one_that_had_a_number() {
+    let mut state = pod_with_vm();
+    speak(&mut state, Protocol::KNOWS_SSDS);
+    let is_replaced = |state: &State| state.devices[&SSD].is_replaced();
+    // Its table has yet to be written.
+    for number in [None, None, Some(1), Some(1)] {
+        comes_with_anothers_disk(&mut state, number);
+        assert!(!is_replaced(&state), "{number:?}");
+    }
+    comes_with_anothers_disk(&mut state, None);
+    assert!(is_replaced(&state));
+    comes_with_anothers_disk(&mut state, Some(1));
+    assert!(!is_replaced(&state));
+    // Once nothing is left on the one before, any will do, with whatever number it gets.
+    must(&mut state, &Command::DeleteInstance { name: "vm1".to_owned(), force: true });
+    must(&mut state, &Command::DeleteVolume { name: "vol0".to_owned() });
+    let id = state.volumes.keys().copied().next().expect("it has yet to be wiped");
+    must(&mut state, &Command::VolumeWiped { device: SSD, volume: id });
+    comes_with_anothers_disk(&mut state, None);
+    must(&mut state, &volume("vol0", 16));
+    comes_with_anothers_disk(&mut state, Some(2));
+    assert!(!is_replaced(&state));
+}

@@ -1,4 +1,4 @@
-//! What devices do for nobody's lease: they make zeros of what was deleted.
+//! What devices do for nobody's lease: they make zeros of what was deleted, and keep tables of what is there.
 
 use std::sync::mpsc::SyncSender;
 
@@ -15,11 +15,13 @@ use crate::ssd::{Command, Outcome};
 pub(crate) struct Chore {
     /// Which device.
     pub(super) device: usize,
-    /// A write of zeroes, or a flush.
+    /// A write, of zeroes or of a table, or a flush.
     pub(super) operation: Operation,
     /// Where on the device.
     pub(super) start_bytes: u64,
     pub(super) length_bytes: u64,
+    /// Of a write: where its data lies, in memory of our own beside the pool.
+    pub(super) data: ByteOffset,
     /// Hears how it ended; that it never does, if the worker goes first.
     pub(super) done: SyncSender<Outcome>,
 }
@@ -70,7 +72,7 @@ impl<M: Memory> BackendTask<M> {
             may_unmap: request.may_unmap,
             offset_bytes: request.offset_bytes,
             length_bytes: request.length_bytes,
-            data: ByteOffset::new(0),
+            data: chore.data,
         };
         self.devices.get_mut(chore.device)?.ssd.submit(command).ok()?;
         self.commands.enter(InFlight::of_nobody(request, chore.device, chore.done.clone()));

@@ -2,6 +2,7 @@
 
 mod allocation;
 mod arrivals;
+mod by_commands;
 pub mod check;
 mod chores;
 mod dispatch;
@@ -31,11 +32,11 @@ use pod_protocol::run_directory::RunDirectory;
 use pod_protocol::telemetry::{DeviceTelemetry, Telemetry};
 use pod_protocol::worker::{Reply, SpawnError, Worker, WorkerConfig, WorkerHandle};
 
+use self::by_commands::{CommandEraser, CommandStore, Commanded};
 pub(crate) use self::hanging::Watch;
 pub(crate) use self::sharing::Sharing;
 use self::tables::Tables;
 pub(crate) use self::task::{BackendTask, Device, Message};
-use self::wiping::CommandEraser;
 use crate::counters::{Counter, Counters};
 use crate::ssd::{Geometry, Label, Ssd};
 
@@ -174,8 +175,15 @@ impl Backend {
 
     /// Keeps the tables of volumes on these devices, by their names.
     pub fn keep_tables(&mut self, labels: Vec<(String, Label)>) {
-        for (device, label) in labels {
-            self.tables.add(device, label);
+        for (name, mut label) in labels {
+            let Some(scratch) = label.scratch().cloned() else {
+                self.tables.add(name, label);
+                continue;
+            };
+            let Some((device, block_bytes)) = self.commanded(&name) else { continue };
+            let store = CommandStore { device: device.clone(), scratch, block_bytes };
+            label.write_to(Arc::new(store));
+            self.tables.add_by_commands(name, label, Arc::new(CommandEraser(device)));
         }
     }
 
@@ -183,11 +191,16 @@ impl Backend {
     /// empty table, so that the controller says what is there.
     pub fn wipe_by_commands(&mut self, names: impl IntoIterator<Item = String>) {
         for name in names {
-            if let Some(device) = self.devices.iter().position(|device| device.name == name) {
-                let worker = self.worker.clone();
-                self.tables.add_unwritten(name, Arc::new(CommandEraser { worker, device }));
+            if let Some((device, _)) = self.commanded(&name) {
+                self.tables.add_unwritten(name, Arc::new(CommandEraser(device)));
             }
         }
+    }
+
+    /// A device for those who have it carry out commands, and its block in bytes.
+    fn commanded(&self, name: &str) -> Option<(Commanded, u32)> {
+        let (device, known) = self.devices.iter().enumerate().find(|(_, device)| device.name == name)?;
+        Some((Commanded { worker: self.worker.clone(), device }, known.geometry.block_bytes))
     }
 
     fn wipe(&mut self) {

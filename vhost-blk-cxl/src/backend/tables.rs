@@ -20,7 +20,7 @@ use tracing::{error, info, warn};
 use super::DRAIN_PATIENCE;
 use super::allocation::{Allocated, Allocation, Place};
 use super::wiping::{Eraser, Wipe, Wiped};
-use crate::ssd::{Label, LabelError, NewTable};
+use crate::ssd::{LABEL_BYTES, Label, LabelError, NewTable};
 
 /// Between attempts to wipe something: twice as long after each that failed.
 const REST_AT_FIRST: Duration = Duration::from_secs(1);
@@ -28,8 +28,10 @@ const REST_MAX: Duration = Duration::from_mins(1);
 
 /// Where a table is.
 enum Home {
-    /// On its device. It says what was written last, until another table is on the medium.
+    /// On its device, which is a file or a block device. It says what was written last, until another table is on the medium.
     Device(Label),
+    /// On its device, which is another program's: it is written, and volumes are wiped, by commands.
+    Commands(Label, Arc<dyn Eraser>),
     /// Here only. It says what the controller wants wiped, and that says it again to a process that begins. Wiped by what the device
     /// itself can do.
     Memory(VolumeTable, Arc<dyn Eraser>),
@@ -38,23 +40,33 @@ enum Home {
 impl Home {
     fn table(&self) -> &VolumeTable {
         match self {
-            Self::Device(label) => label.table(),
+            Self::Device(label) | Self::Commands(label, _) => label.table(),
             Self::Memory(table, _) => table,
         }
     }
 
     fn label(&self) -> Option<&Label> {
         match self {
-            Self::Device(label) => Some(label),
+            Self::Device(label) | Self::Commands(label, _) => Some(label),
+            Self::Memory(..) => None,
+        }
+    }
+
+    fn label_mut(&mut self) -> Option<&mut Label> {
+        match self {
+            Self::Device(label) | Self::Commands(label, _) => Some(label),
             Self::Memory(..) => None,
         }
     }
 
     fn eraser(&self) -> io::Result<Arc<dyn Eraser>> {
-        Ok(match self {
-            Self::Device(label) => Arc::new(label.file().try_clone()?),
-            Self::Memory(_, eraser) => Arc::clone(eraser),
-        })
+        match self {
+            Self::Device(label) => {
+                let file = label.file().ok_or(io::ErrorKind::Unsupported)?;
+                Ok(Arc::new(file.try_clone()?))
+            }
+            Self::Commands(_, eraser) | Self::Memory(_, eraser) => Ok(Arc::clone(eraser)),
+        }
     }
 }
 
@@ -94,8 +106,19 @@ impl Kept {
         if self.writing.is_some() {
             self.written(Duration::ZERO)?;
         }
+        // Of a pod that began before there were tables on such disks: they have no room for one.
+        if let Home::Commands(_, eraser) = &self.home
+            && table.volumes.iter().any(|entry| entry.start_bytes < LABEL_BYTES)
+        {
+            warn!(
+                volumes = table.volumes.len(),
+                "an SSD of another program keeps no table of its volumes, for one of them begins where it would lie: move that to another SSD \
+                 and restart the backend"
+            );
+            self.home = Home::Memory(VolumeTable::default(), Arc::clone(eraser));
+        }
         let label = match &mut self.home {
-            Home::Device(label) => label,
+            Home::Device(label) | Home::Commands(label, _) => label,
             Home::Memory(known, _) => {
                 known.clone_from(table);
                 return Ok(());
@@ -121,7 +144,7 @@ impl Kept {
         let Some(writing) = self.writing.take() else { return Ok(()) };
         match writing.answer.recv_timeout(patience) {
             Ok(Ok(())) => {
-                if let Home::Device(label) = &mut self.home {
+                if let Some(label) = self.home.label_mut() {
                     label.adopt(&writing.table);
                 }
                 Ok(())
@@ -157,6 +180,11 @@ impl Tables {
     /// The table lies on its device, a file or a block device.
     pub(super) fn add(&mut self, device: String, label: Label) {
         self.kept.insert(device, Kept::new(Home::Device(label)));
+    }
+
+    /// The table lies on its device, which is another program's.
+    pub(super) fn add_by_commands(&mut self, device: String, label: Label, eraser: Arc<dyn Eraser>) {
+        self.kept.insert(device, Kept::new(Home::Commands(label, eraser)));
     }
 
     /// There is no place for a table on the device: it is kept here, so that what is deleted is wiped.
@@ -198,7 +226,7 @@ impl Tables {
                     Some(Place {
                         device: device.clone(),
                         volume: entry.id,
-                        file: label?.file().try_clone().ok()?,
+                        file: label?.file()?.try_clone().ok()?,
                         start_bytes: entry.start_bytes,
                         end_bytes: entry.end_bytes(),
                     })

@@ -5,26 +5,16 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use pod_protocol::ids::VolumeId;
 use pod_protocol::volume_table::VolumeEntry;
-use pod_protocol::worker::WorkerHandle;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 
-use super::chores::Chore;
-use super::task::Message;
-use crate::message::Operation;
-use crate::ssd::Outcome;
-
 /// Wiped at a time: so often a stop is noticed.
-const WIPE_STEP_BYTES: u64 = 64 << 20;
+pub(super) const WIPE_STEP_BYTES: u64 = 64 << 20;
 const ZEROS_BYTES: usize = 1 << 20;
-/// How often a stop is noticed while a device is waited for.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Makes ranges of a device read as zeros.
 pub(super) trait Eraser: Send + Sync {
@@ -79,50 +69,6 @@ impl Wipe {
 impl Eraser for File {
     fn wipe(&self, start: u64, end: u64, stop: &AtomicBool) -> io::Result<()> {
         wipe(self, start, end, stop)
-    }
-}
-
-/// Has the worker's device write zeroes: one that is no file, and of which there is one connection only.
-pub(super) struct CommandEraser {
-    pub(super) worker: WorkerHandle<Message>,
-    pub(super) device: usize,
-}
-
-impl CommandEraser {
-    /// Does a chore, and returns when the device has. Only a stop leaves one behind, which the device ends before the next process has it.
-    fn does(
-        &self,
-        (operation, start_bytes, length_bytes): (Operation, u64, u64),
-        stop: &AtomicBool,
-    ) -> io::Result<()> {
-        let (done, answer) = sync_channel(1);
-        let chore = Chore { device: self.device, operation, start_bytes, length_bytes, done };
-        self.worker.send(Message::Chore(chore)).map_err(io::Error::other)?;
-        loop {
-            return match answer.recv_timeout(LOOK_EVERY) {
-                Ok(Outcome::Done) => Ok(()),
-                Ok(Outcome::Failed | Outcome::Unsupported) => Err(io::Error::other("the device failed it")),
-                Err(RecvTimeoutError::Timeout) if !stop.load(Ordering::Relaxed) => continue,
-                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
-                    Err(io::ErrorKind::Interrupted.into())
-                }
-            };
-        }
-    }
-}
-
-impl Eraser for CommandEraser {
-    fn wipe(&self, start: u64, end: u64, stop: &AtomicBool) -> io::Result<()> {
-        let mut at = start;
-        while at < end {
-            if stop.load(Ordering::Relaxed) {
-                return Err(io::ErrorKind::Interrupted.into());
-            }
-            let bytes = WIPE_STEP_BYTES.min(end - at);
-            self.does((Operation::WriteZeroes, at, bytes), stop)?;
-            at += bytes;
-        }
-        self.does((Operation::Flush, 0, 0), stop)
     }
 }
 

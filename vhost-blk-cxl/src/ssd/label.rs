@@ -26,6 +26,7 @@ use pod_protocol::volume_table::{VolumeEntry, VolumeTable};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use super::vhost_user::Scratch;
 use crate::intent_log::{self, IntentLog};
 
 /// What volumes must leave free at a device's beginning.
@@ -50,11 +51,53 @@ const LENGTH_AT: usize = 24;
 #[derive(Debug)]
 pub struct Label {
     path: PathBuf,
-    file: File,
-    /// The same file, as what tables are written to.
+    beginning: Beginning,
+    /// What tables are written to.
     store: Arc<dyn Store>,
     sequence: u64,
     stored: Stored,
+}
+
+/// The place of tables on a device.
+#[derive(Debug)]
+enum Beginning {
+    /// The device is a file or a block device.
+    File(File),
+    /// It is another program's, which reads and writes by commands. What it had there when it was opened: [`LABEL_BYTES`].
+    Commands {
+        /// The bytes.
+        found: Vec<u8>,
+        /// Memory that the program shares, through which it is told what to write.
+        scratch: Arc<Scratch>,
+    },
+}
+
+impl Beginning {
+    fn read(&self, into: &mut [u8], at: u64) -> io::Result<()> {
+        match self {
+            Self::File(file) => file.read_exact_at(into, at),
+            Self::Commands { found, .. } => {
+                let start = usize::try_from(at).unwrap_or(usize::MAX);
+                let range = start..start.saturating_add(into.len());
+                into.copy_from_slice(found.get(range).ok_or(io::ErrorKind::UnexpectedEof)?);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Of a device for which nobody carries out commands yet.
+#[derive(Debug)]
+struct NobodyYet;
+
+impl Store for NobodyYet {
+    fn write(&self, _bytes: &[u8], _at: u64) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
 }
 
 /// What a table is written to.
@@ -207,10 +250,21 @@ impl Label {
     fn open_as(path: &Path, write: bool) -> Result<Self, LabelError> {
         let failed = |what| move |source| LabelError::Io { what, path: path.to_owned(), source };
         let file = File::options().read(true).write(write).open(path).map_err(failed("open"))?;
+        let store = file.try_clone().map_err(failed("open"))?;
+        Self::find(path, Beginning::File(file), Arc::new(store))
+    }
+
+    /// Finds the table of another program's disk, whose socket is at `path`. It can be written once [`Label::write_to`] says how.
+    pub fn of_commands(path: &Path, found: Vec<u8>, scratch: Arc<Scratch>) -> Result<Self, LabelError> {
+        Self::find(path, Beginning::Commands { found, scratch }, Arc::new(NobodyYet))
+    }
+
+    fn find(path: &Path, beginning: Beginning, store: Arc<dyn Store>) -> Result<Self, LabelError> {
+        let path = path.to_owned();
         let mut bytes = vec![0; usize::try_from(LABEL_BYTES).unwrap_or(usize::MAX)];
-        file.read_exact_at(&mut bytes, 0).map_err(|source| match source.kind() {
-            io::ErrorKind::UnexpectedEof => LabelError::TooSmall { path: path.to_owned() },
-            _ => failed("read")(source),
+        beginning.read(&mut bytes, 0).map_err(|source| match source.kind() {
+            io::ErrorKind::UnexpectedEof => LabelError::TooSmall { path: path.clone() },
+            _ => LabelError::Io { what: "read", path: path.clone(), source },
         })?;
         let mut newest = None;
         let mut version = None;
@@ -225,7 +279,6 @@ impl Label {
                 Copy::None => {}
             }
         }
-        let path = path.to_owned();
         if let Some(found) = version {
             return Err(LabelError::Version { path, found });
         }
@@ -235,9 +288,7 @@ impl Label {
             None if bytes.iter().all(|&byte| byte == 0) || is_torn_first(&bytes) => (0, Stored::default()),
             None => return Err(LabelError::Foreign { path }),
         };
-        let store =
-            file.try_clone().map_err(|source| LabelError::Io { what: "open", path: path.clone(), source })?;
-        Ok(Self { path, file, store: Arc::new(store), sequence, stored })
+        Ok(Self { path, beginning, store, sequence, stored })
     }
 
     /// What is on the device.
@@ -251,16 +302,27 @@ impl Label {
         places.find(|place| place.volume == volume).map(|place| place.start_bytes())
     }
 
-    /// Its file, for those who work on the volumes' places.
-    pub fn file(&self) -> &File {
-        &self.file
+    /// Its file, for those who work on the volumes' places. None if it is another program's.
+    pub fn file(&self) -> Option<&File> {
+        match &self.beginning {
+            Beginning::File(file) => Some(file),
+            Beginning::Commands { .. } => None,
+        }
+    }
+
+    /// The memory that another program shares whose disk it is.
+    pub(crate) fn scratch(&self) -> Option<&Arc<Scratch>> {
+        match &self.beginning {
+            Beginning::File(_) => None,
+            Beginning::Commands { scratch, .. } => Some(scratch),
+        }
     }
 
     /// What the write-intent log of a volume says, if it has one and that says anything.
     pub fn read_intent_log(&self, volume: VolumeId) -> Result<Option<IntentLog>, LabelError> {
         let Some(start_bytes) = self.intent_log(volume) else { return Ok(None) };
         let mut bytes = [0; intent_log::LENGTH];
-        self.file.read_exact_at(&mut bytes, start_bytes).map_err(|source| LabelError::Io {
+        self.beginning.read(&mut bytes, start_bytes).map_err(|source| LabelError::Io {
             what: "read a log beside",
             path: self.path.clone(),
             source,
@@ -283,9 +345,12 @@ impl Label {
         if self.stored.identity.is_some() {
             return Ok(());
         }
-        // Of the kernel's random numbers, by way of what keeps hash tables apart.
-        let number = RandomState::new().hash_one(&self.path);
-        self.write_with(&self.stored.table.clone(), Some(number))
+        self.write_with(&self.stored.table.clone(), Some(self.new_identity()))
+    }
+
+    /// Of the kernel's random numbers, by way of what keeps hash tables apart.
+    fn new_identity(&self) -> u64 {
+        RandomState::new().hash_one(&self.path)
     }
 
     fn write_with(&mut self, table: &VolumeTable, identity: Option<u64>) -> Result<(), LabelError> {
@@ -296,9 +361,13 @@ impl Label {
         Ok(())
     }
 
-    /// What is to be written so that the device has this table; none if it has.
+    /// What is to be written so that the device has this table; none if it has. Another program's gets a number of its own with it.
     pub(crate) fn prepare(&self, table: &VolumeTable) -> Result<Option<NewTable>, LabelError> {
-        self.prepare_with(table, self.stored.identity)
+        let identity = match (&self.beginning, self.stored.identity) {
+            (Beginning::Commands { .. }, None) => Some(self.new_identity()),
+            (_, identity) => identity,
+        };
+        self.prepare_with(table, identity)
     }
 
     fn prepare_with(
@@ -326,7 +395,7 @@ impl Label {
         self.stored = new.stored.clone();
     }
 
-    #[cfg(test)]
+    /// From now on tables are written there.
     pub(crate) fn write_to(&mut self, store: Arc<dyn Store>) {
         self.store = store;
     }

@@ -18,8 +18,10 @@ mod verifier;
 mod vhost_user;
 mod volatile;
 
+use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use cxl_pool::{Area, ByteOffset, Pool};
 
@@ -27,12 +29,11 @@ use cxl_pool::{Area, ByteOffset, Pool};
 pub(crate) use bounce::Bounce;
 pub use config::{DriverKind, SsdConfig, parse_size};
 pub use file::FileSsd;
-pub(crate) use label::NewTable;
-#[cfg(test)]
-pub(crate) use label::Store;
 pub use label::{LABEL_BYTES, Label, LabelError};
+pub(crate) use label::{NewTable, Store};
 pub use null::NullSsd;
-pub use vhost_user::VhostUserSsd;
+pub(crate) use vhost_user::SCRATCH_BYTES;
+pub use vhost_user::{Scratch, VhostUserSsd};
 pub use volatile::VolatileCacheOptions;
 
 use crate::message::Operation;
@@ -137,6 +138,12 @@ pub trait Ssd: Send {
     /// flushed after it.
     fn reads_past_cache(&self, _length_bytes: u64) -> bool {
         false
+    }
+
+    /// Of the disk of another program: what its first so many bytes hold, or all of it if it is smaller, and memory through which the
+    /// program can be told to write. To be asked before it is given anything else to do. None of other devices.
+    fn read_beginning(&mut self, _bytes: u64) -> Option<io::Result<(Vec<u8>, Arc<Scratch>)>> {
+        None
     }
 
     /// A number that changes when writes that were acknowledged and not flushed may have been lost, as NFS's write

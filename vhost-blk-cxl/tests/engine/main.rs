@@ -38,6 +38,7 @@ mod untold;
 mod vhost_user_flushes;
 mod vhost_user_return;
 mod vhost_user_ssd;
+mod vhost_user_tables;
 mod zero_copy;
 mod zero_copy_spread;
 

@@ -19,12 +19,12 @@ use vhost_blk_cxl::ssd::{Command, CommandId, Finished, Full, OpenError, Outcome,
 use crate::pod::witness::Witness;
 use crate::pod::{Driver, OK, PATIENCE, Pod, T_FLUSH, VOLUME_BYTES, VOLUME_START, eventually, pattern};
 
-const MIB: u64 = 1 << 20;
+pub(crate) const MIB: u64 = 1 << 20;
 
 /// qemu-storage-daemon with a file.
 pub(crate) struct Target {
     child: Child,
-    socket: PathBuf,
+    pub(crate) socket: PathBuf,
     pub(crate) file: File,
     /// The first flush of each process fails.
     fails_a_flush: bool,

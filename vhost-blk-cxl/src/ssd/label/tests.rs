@@ -103,7 +103,7 @@ fn a_log_of_intents_stays_where_it_is_and_begins_empty() {
     assert!(starts.iter().all(|start| in_label(start) && start % intent_log::BYTES == 0), "{starts:?}");
     // One that has none becomes mirrored: it gets another one's, and finds nothing there.
     for start in &starts {
-        label.file().write_all_at(&[7; intent_log::LENGTH], *start).unwrap();
+        label.file().unwrap().write_all_at(&[7; intent_log::LENGTH], *start).unwrap();
     }
     let without = |entry: &&mut VolumeEntry| !entry.deleted && label.intent_log(entry.id).is_none();
     let mut mirrored = table(400);
@@ -114,12 +114,12 @@ fn a_log_of_intents_stays_where_it_is_and_begins_empty() {
     let start = label.intent_log(id).unwrap();
     let read = |label: &Label| {
         let mut bytes = [1; intent_log::LENGTH];
-        label.file().read_exact_at(&mut bytes, start).unwrap();
+        label.file().unwrap().read_exact_at(&mut bytes, start).unwrap();
         bytes
     };
     assert_eq!(read(&label), [0; intent_log::LENGTH]);
     // It is kept while the volume is there, and by another process too.
-    label.file().write_all_at(&[9; intent_log::LENGTH], start).unwrap();
+    label.file().unwrap().write_all_at(&[9; intent_log::LENGTH], start).unwrap();
     let entry = mirrored.volumes.iter_mut().find(|entry| entry.id == id).unwrap();
     (entry.deleted, entry.mirror) = (true, None);
     label.write(&mirrored).unwrap();

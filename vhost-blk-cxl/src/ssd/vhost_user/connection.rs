@@ -6,6 +6,7 @@ use std::net::Shutdown;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -31,15 +32,16 @@ use super::config::{self, CONFIG_BYTES};
 use super::identity::{Disk, ID_BYTES};
 use super::requests::Abilities;
 use super::ring::{QUEUE_SIZE, RING_BYTES, SharedRing};
+use super::scratch::{SCRATCH_ADDRESS, SCRATCH_BYTES, Scratch};
 use crate::ssd::verifier::process_verifier;
 use crate::ssd::{Geometry, OpenError};
 
 /// Where the target finds ring and headers, behind any pool.
-const RING_ADDRESS: u64 = 1 << 46;
+pub(super) const RING_ADDRESS: u64 = 1 << 46;
 /// How far an address of ours seems to be from the one in "guest" memory: targets tell the two kinds apart by it.
 const OFFSET: u64 = 1 << 46;
 /// How long the target may take to answer while the connection is set up.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Where a target is, and what it is given.
 #[derive(Clone)]
@@ -47,7 +49,9 @@ pub(super) struct Target {
     /// The device's name here.
     pub(super) name: String,
     pub(super) path: PathBuf,
-    pub(super) pool: Pool,
+    /// None for whoever only looks at what is there.
+    pub(super) pool: Option<Pool>,
+    pub(super) scratch: Arc<Scratch>,
 }
 
 /// A connection, with a ring that is being served.
@@ -90,7 +94,7 @@ impl Peer {
 impl Connection {
     /// Connects to a target and gives it the pool as its memory.
     pub(super) fn open(target: &Target) -> Result<Self, OpenError> {
-        let Target { name, path, pool } = target;
+        let Target { name, path, pool, scratch } = target;
         let began = Instant::now();
         let failed = |what: &'static str, source: io::Error| {
             let is_late = began.elapsed() >= PATIENCE;
@@ -109,7 +113,7 @@ impl Connection {
             return Err(OpenError::TooSmall { ssd, path, size_bytes: 0, block_bytes: geometry.block_bytes });
         }
         let ring = SharedRing::new(RING_ADDRESS).map_err(|source| failed("make a ring for", source))?;
-        share(&frontend, &ring, pool)
+        share(&frontend, &ring, scratch, pool.as_ref())
             .map_err(|source| failed("share the pool with the target at", source))?;
         let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let (kick, call) = event()
@@ -225,8 +229,8 @@ fn agree(frontend: &mut Frontend) -> io::Result<(Geometry, Abilities)> {
     Ok(config::parse(&config.map_err(other)?.1, features))
 }
 
-/// Gives the target the pool, and the pages of the ring.
-fn share(frontend: &Frontend, ring: &SharedRing, pool: &Pool) -> io::Result<()> {
+/// Gives the target the pool, and what lies beside it.
+fn share(frontend: &Frontend, ring: &SharedRing, scratch: &Scratch, pool: Option<&Pool>) -> io::Result<()> {
     let region = |guest_phys_addr, memory_size, mmap_handle| VhostUserMemoryRegionInfo {
         guest_phys_addr,
         memory_size,
@@ -234,10 +238,12 @@ fn share(frontend: &Frontend, ring: &SharedRing, pool: &Pool) -> io::Result<()> 
         mmap_offset: 0,
         mmap_handle,
     };
-    let regions = [
-        region(0, pool.superblock().size_bytes, pool.fd().as_raw_fd()),
+    let beside = [
         region(RING_ADDRESS, RING_BYTES as u64, ring.file().as_raw_fd()),
+        region(SCRATCH_ADDRESS, SCRATCH_BYTES as u64, scratch.file().as_raw_fd()),
     ];
+    let pool = pool.map(|pool| region(0, pool.superblock().size_bytes, pool.fd().as_raw_fd()));
+    let regions: Vec<_> = pool.into_iter().chain(beside).collect();
     frontend.set_mem_table(&regions).map(drop).map_err(other)
 }
 

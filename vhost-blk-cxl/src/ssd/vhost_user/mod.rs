@@ -16,22 +16,27 @@ mod identity;
 mod reconnecting;
 mod requests;
 mod ring;
+mod scratch;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use cxl_pool::Pool;
 use rustix::event::{PollFd, PollFlags, epoll, poll};
 use tracing::{debug, error, info, warn};
 
-use self::connection::{Connection, Target};
+use self::connection::{Connection, PATIENCE, Target};
 use self::identity::Disk;
 use self::reconnecting::{News, Reconnecting};
 use self::requests::Requests;
+pub(crate) use self::scratch::SCRATCH_BYTES;
+pub use self::scratch::Scratch;
 use super::verifier::Losses;
-use super::{Command, Finished, Full, Geometry, OpenError, Outcome, Ssd};
+use super::{Command, CommandId, Finished, Full, Geometry, OpenError, Outcome, Ssd};
+use crate::message::Operation;
 use crate::segments::Segment;
 
 /// For how long a target that is gone is waited for, unless something else is said.
@@ -75,17 +80,25 @@ enum Link {
 impl VhostUserSsd {
     /// Connects to a target and gives it the pool as its memory.
     pub fn connect(name: &str, path: &Path, pool: &Pool) -> Result<Self, OpenError> {
-        let target = Target { name: name.to_owned(), path: path.to_owned(), pool: pool.clone() };
-        let connection = Connection::open(&target)?;
-        let failed = |source| OpenError::Io {
-            ssd: name.to_owned(),
-            what: "watch",
-            path: path.display().to_string(),
-            source,
+        Self::connect_with(name, path, Some(pool.clone()))
+    }
+
+    /// Connects to a target to see what is on its disk. It has no data of guests to read or write, nor a pool.
+    pub fn look_at(path: &Path) -> Result<Self, OpenError> {
+        Self::connect_with(&path.display().to_string(), path, None)
+    }
+
+    fn connect_with(name: &str, path: &Path, pool: Option<Pool>) -> Result<Self, OpenError> {
+        let failed = |what| {
+            let (ssd, path) = (name.to_owned(), path.display().to_string());
+            move |source| OpenError::Io { ssd, what, path, source }
         };
-        let events =
-            epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|errno| failed(io::Error::from(errno)))?;
-        watch(&events, &connection).map_err(failed)?;
+        let scratch = Arc::new(Scratch::new().map_err(failed("make memory for"))?);
+        let target = Target { name: name.to_owned(), path: path.to_owned(), pool, scratch };
+        let connection = Connection::open(&target)?;
+        let events = epoll::create(epoll::CreateFlags::CLOEXEC)
+            .map_err(|errno| failed("watch")(io::Error::from(errno)))?;
+        watch(&events, &connection).map_err(failed("watch"))?;
         let Connection { disk, abilities, write_verifier, .. } = connection;
         let Geometry { size_bytes, block_bytes } = disk.geometry;
         info!(ssd = name, path = %path.display(), bytes = size_bytes, block = block_bytes, id = ?disk.shown_id(), ?abilities, "connected");
@@ -116,6 +129,53 @@ impl VhostUserSsd {
     pub fn noting_losses_in(self, path: PathBuf) -> Self {
         let losses = Losses::noted_in(path);
         Self { write_verifier: losses.verifier(self.target_verifier), losses, ..self }
+    }
+
+    /// Reads what the disk begins with, while nobody else has it do anything. Fewer bytes if the disk is smaller.
+    fn read_now(&mut self, bytes: u64) -> io::Result<Vec<u8>> {
+        let give_up = Instant::now() + PATIENCE;
+        let bytes = bytes.min(self.disk.geometry.size_bytes);
+        let mut found = vec![0; usize::try_from(bytes).map_err(io::Error::other)?];
+        let mut offset_bytes = 0;
+        for piece in found.chunks_mut(SCRATCH_BYTES) {
+            let length_bytes = piece.len() as u64;
+            let command = Command {
+                id: CommandId(0),
+                operation: Operation::Read,
+                force_unit_access: false,
+                may_unmap: false,
+                offset_bytes,
+                length_bytes,
+                data: self.target.scratch.at(),
+            };
+            self.submit(command).map_err(|Full| io::Error::from(io::ErrorKind::ResourceBusy))?;
+            self.kick();
+            if self.end_of_the_only_one(give_up)? != Outcome::Done {
+                return Err(io::Error::other("the device failed it"));
+            }
+            self.target.scratch.take(piece);
+            offset_bytes += length_bytes;
+        }
+        Ok(found)
+    }
+
+    fn end_of_the_only_one(&mut self, give_up: Instant) -> io::Result<Outcome> {
+        let mut ended = Vec::new();
+        loop {
+            self.reap(&mut ended);
+            if let Some(finished) = ended.pop() {
+                return Ok(finished.outcome);
+            }
+            let left = give_up.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            let mut fds = [PollFd::new(&self.events, PollFlags::IN)];
+            match poll(&mut fds, Some(&left.try_into().unwrap_or_default())) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
     }
 
     /// Takes what the target answered, up to a flush that failed. True if there was anything.
@@ -310,6 +370,10 @@ impl Ssd for VhostUserSsd {
 
     fn event(&self) -> Option<BorrowedFd<'_>> {
         Some(self.events.as_fd())
+    }
+
+    fn read_beginning(&mut self, bytes: u64) -> Option<io::Result<(Vec<u8>, Arc<Scratch>)>> {
+        Some(self.read_now(bytes).map(|found| (found, Arc::clone(&self.target.scratch))))
     }
 
     fn write_verifier(&self) -> u64 {

@@ -6,15 +6,15 @@ use std::fs::File;
 use std::io;
 use std::sync::atomic::{Ordering, fence};
 
-use rustix::fs::{MemfdFlags, SealFlags};
 use virtio_bindings::bindings::virtio_blk::VIRTIO_BLK_T_GET_ID;
 use virtio_bindings::bindings::virtio_ring::{
     VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE, VRING_USED_F_NO_NOTIFY,
 };
-use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
+use vm_memory::{Bytes, MmapRegion, VolatileMemory, VolatileSlice};
 
 use super::identity::ID_BYTES;
 use super::requests::{DEPTH, Outgoing, Part, ZEROS_BYTES};
+use super::scratch::shared_memory;
 use crate::segments::{Segment, after};
 
 pub(super) const QUEUE_SIZE: u16 = 256;
@@ -60,13 +60,7 @@ pub(super) struct SharedRing {
 
 impl SharedRing {
     pub(super) fn new(address: u64) -> io::Result<Self> {
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let file = File::from(rustix::fs::memfd_create("wadi-vhost-user", flags)?);
-        file.set_len(RING_BYTES as u64)?;
-        // Nobody can shorten it under our mapping.
-        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        let region = MmapRegion::from_file(FileOffset::new(file.try_clone()?, 0), RING_BYTES)
-            .map_err(io::Error::other)?;
+        let (file, region) = shared_memory("wadi-vhost-user", RING_BYTES)?;
         Ok(Self { file, region, address, available: 0, unpublished: false, used: 0 })
     }
 
