@@ -13,6 +13,7 @@ pub mod etcd;
 pub mod fair_vcpus;
 pub mod files;
 pub mod fio;
+pub mod foreign_disk;
 pub mod frame_guest;
 pub mod held_vcpus;
 pub mod iperf;

@@ -29,10 +29,9 @@ pub fn plug_memory(monitor: &Path, mib: u32) -> Result<(), VmmError> {
         .into_iter()
         .collect();
     // Memory in between may have been unplugged, and somebody who was killed half-way may have left its backend.
-    let free = (0..)
-        .map(|number: usize| (device(number), backend(number)))
-        .find(|(device, backend)| !taken.contains(device) && !taken.contains(backend));
-    let (device, backend) = free.unwrap_or_default();
+    let names = (0..).map(|number| (device(number), backend(number)));
+    let free = names.filter(|(device, backend)| !taken.contains(device) && !taken.contains(backend));
+    let (device, backend) = free.into_iter().next().unwrap_or_default();
     // The frontends read and write it, so it is shared.
     let memory = qmp::MemoryBackendProperties {
         dump: None,

@@ -19,6 +19,7 @@ mod fair_slicing;
 mod fair_slicing_cgroup;
 mod fair_slicing_replaced;
 mod filesystems;
+mod foreign_mirror;
 mod frozen;
 mod guest;
 mod guest_ram;

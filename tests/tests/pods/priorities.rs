@@ -1,42 +1,18 @@
 //! Instances that want more of a NIC and of an SSD than there is share them by their priorities, and others than they were at once.
 
-use std::time::{Duration, Instant};
-use std::{fs, thread};
-
 use pod_api::{CreateInstance, EventKind, Instance, NicRequest};
 use pod_protocol::ids::MacAddress;
+use wadi_tests::foreign_disk::ForeignDisk;
 use wadi_tests::loads::{Load, near, until};
 use wadi_tests::pod::{HostPlan, Pod, PodBuilder, Role};
-use wadi_tests::process::Daemon;
 
 /// So many requests per second the SSD does, whatever their length.
 const IOPS: u32 = 400;
 /// What the NIC's cable carries.
 const MBIT: u32 = 24;
 
-/// An SSD that another program has, and that is slow.
-fn slow_disk(pod: &Pod) -> Daemon {
-    let (socket, file) = (pod.ssd_socket("h2", "ssd0"), pod.directory().join("slow.img"));
-    fs::File::create(&file).unwrap().set_len(64 << 20).unwrap();
-    let mut command = pod.host("h2").unwrap().command("qemu-storage-daemon".as_ref());
-    command.args(["--object", &format!("throttle-group,id=slow,x-iops-total={IOPS}")]);
-    command.args(["--blockdev", &format!("driver=file,node-name=file,filename={}", file.display())]);
-    command.args(["--blockdev", "driver=raw,node-name=raw,file=file"]);
-    command.args(["--blockdev", "driver=throttle,node-name=disk,throttle-group=slow,file=raw"]);
-    let export = "type=vhost-user-blk,id=export,node-name=disk,writable=on,addr.type=unix,addr.path=";
-    command.args(["--export", &format!("{export}{}", socket.display())]);
-    let daemon =
-        Daemon::start("qemu-storage-daemon", command, &pod.directory().join("log/slow.log")).unwrap();
-    let began = Instant::now();
-    while !socket.exists() {
-        assert!(began.elapsed() < Duration::from_secs(20), "{}", daemon.said());
-        thread::sleep(Duration::from_millis(5));
-    }
-    daemon
-}
-
 /// h1 runs VMs; h2 has a NIC on a slow cable, and a slow SSD.
-fn pod() -> (Pod, Daemon) {
+fn pod() -> (Pod, ForeignDisk) {
     let mut pod = PodBuilder::new()
         .host(HostPlan::new("h1").vms())
         .host(
@@ -48,7 +24,7 @@ fn pod() -> (Pod, Daemon) {
         )
         .lay_out()
         .unwrap();
-    let disk = slow_disk(&pod);
+    let disk = ForeignDisk::start(&pod, "h2", "ssd0", 64 << 20, Some(IOPS)).unwrap();
     let shape = ["qdisc", "add", "dev", "eth0", "root", "tbf", "burst", "16kb", "limit", "1mb", "rate"];
     let mut shaper = pod.host("h2").unwrap().command("tc".as_ref());
     assert!(shaper.args(shape).arg(format!("{MBIT}mbit")).status().unwrap().success());

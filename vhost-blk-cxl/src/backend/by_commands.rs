@@ -83,7 +83,7 @@ impl Store for CommandStore {
         let mut at = at;
         for piece in bytes.chunks(SCRATCH_BYTES) {
             self.scratch.write_out(piece, self.block_bytes, |length| {
-                self.device.does((Operation::Write, at, length), self.scratch.at(), &NEVER)
+                self.device.does((Operation::Write, at, length), Scratch::AT, &NEVER)
             })?;
             at += piece.len() as u64;
         }

@@ -146,7 +146,7 @@ impl VhostUserSsd {
                 may_unmap: false,
                 offset_bytes,
                 length_bytes,
-                data: self.target.scratch.at(),
+                data: Scratch::AT,
             };
             self.submit(command).map_err(|Full| io::Error::from(io::ErrorKind::ResourceBusy))?;
             self.kick();

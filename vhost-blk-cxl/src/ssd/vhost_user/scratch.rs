@@ -24,6 +24,9 @@ pub struct Scratch {
 }
 
 impl Scratch {
+    /// Where a command finds it: an offset behind any pool, which only a target understands that shares it.
+    pub(crate) const AT: ByteOffset = ByteOffset::new(SCRATCH_ADDRESS);
+
     pub(super) fn new() -> io::Result<Self> {
         let (file, region) = shared_memory("wadi-vhost-user-scratch", SCRATCH_BYTES)?;
         Ok(Self { file, region, turn: Mutex::new(()) })
@@ -31,11 +34,6 @@ impl Scratch {
 
     pub(super) fn file(&self) -> &File {
         &self.file
-    }
-
-    /// Where a command finds it: an offset behind any pool, which only a target understands that shares it.
-    pub(crate) fn at(&self) -> ByteOffset {
-        ByteOffset::new(SCRATCH_ADDRESS)
     }
 
     /// Has a piece of at most [`SCRATCH_BYTES`] written by `write`, with zeros behind it up to a multiple of `block_bytes`: it is told how
