@@ -201,8 +201,13 @@ fn open_ssd(
 /// there were tables on such disks, that may be a volume. Where something else lies that is told in the log, and there is none.
 fn table_of_another_program(ssd: &str, socket: &Path, device: &mut dyn Ssd) -> anyhow::Result<Option<Label>> {
     let Some(beginning) = device.read_beginning(LABEL_BYTES) else { return Ok(None) };
-    let (found, scratch) = beginning
-        .with_context(|| format!("ssd {ssd}: cannot read the table of volumes at {}", socket.display()))?;
+    // One that hangs may be at work for a process of before, as one that does not let anybody in.
+    let (found, scratch) = beginning.map_err(|source| OpenError::Io {
+        ssd: ssd.to_owned(),
+        what: "read the table of volumes at",
+        path: socket.display().to_string(),
+        source,
+    })?;
     match Label::of_commands(socket, found, scratch) {
         Ok(label) => Ok(Some(label)),
         Err(error @ (LabelError::Foreign { .. } | LabelError::TooSmall { .. })) => {

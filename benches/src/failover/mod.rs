@@ -3,8 +3,9 @@
 //!
 //! UDP round trips go to a guest without a VM, since an emulated one would hide much; TCP goes to memcached in a real guest,
 //! whose kernel has the retransmission timers that count. Interruptions are measured at the client and include
-//! everything from the cable to the new port of the switch.
+//! everything from the cable to the new port of the switch; beside them stands from when on the NIC's host could know.
 
+mod sight;
 mod summary;
 mod tcp;
 mod udp;
@@ -20,6 +21,7 @@ use pod_api::{CreateInstance, DeviceHealth, Instance, NicRequest};
 use vhost_frontend::mock::EchoGuest;
 use wadi_tests::pod::{GUEST_ADDRESS, HostPlan, Pod, PodBuilder, VmShape};
 
+use self::sight::Sight;
 use self::summary::Measured;
 
 /// How long the pod may take to be ready for the next round.
@@ -122,14 +124,29 @@ fn udp_rounds(options: &Options, measured: &mut Measured) -> Result<()> {
         for event in [Event::Nothing, Event::PulledCable, Event::Migration] {
             settle(&pod)?;
             let [active, other] = nics(&pod)?;
-            let seen = udp::round(pod.client_namespace(), length, interval, || match event {
+            let sight = Sight::begin(&pod, active.0)?;
+            let mut pulled = None;
+            let mut seen = udp::round(pod.client_namespace(), length, interval, || match event {
                 Event::Nothing => Ok(()),
-                Event::PulledCable => pod.pull_cable(active.0, active.1),
+                Event::PulledCable => {
+                    pulled = Some(Instant::now());
+                    pod.pull_cable(active.0, active.1)
+                }
                 Event::Migration => {
                     Ok(pod.api().migrate_nic("vm1", "net0", Some(&format!("{}/{}", other.0, other.1)))?)
                 }
             })?;
-            eprintln!("round {}: {} of {} lost, {:?}", round + 1, seen.lost, seen.sent, seen.interruption);
+            if let (Some(pulled), Some(visible)) = (pulled, sight.seen()) {
+                seen.became_visible(pulled, visible);
+            }
+            eprintln!(
+                "round {}: {} of {} lost, {:?}, of which {:?} since its host could know",
+                round + 1,
+                seen.lost,
+                seen.sent,
+                seen.interruption,
+                seen.since_visible.unwrap_or_default()
+            );
             match event {
                 Event::Nothing => measured.undisturbed.push(seen),
                 Event::PulledCable => {

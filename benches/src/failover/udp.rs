@@ -29,6 +29,12 @@ pub(super) struct Round {
     pub(super) reordered: usize,
     /// The longest time from a datagram that was lost to the next one that was not.
     pub(super) interruption: Duration,
+    /// When that next one was sent.
+    pub(super) recovered: Option<Instant>,
+    /// How long after the cable was pulled its host could know that, if that was watched.
+    pub(super) visible_after: Option<Duration>,
+    /// How long the interruption lasted from then on.
+    pub(super) since_visible: Option<Duration>,
     /// How much later than asked for the sender was woken, at worst: what the machine alone costs.
     pub(super) held_up: Duration,
     /// The median round trip.
@@ -135,17 +141,31 @@ impl Round {
                 round.lost += 1;
                 lost_since.get_or_insert(*at);
             } else if let Some(since) = lost_since.take() {
-                round.interruption = round.interruption.max(at.saturating_duration_since(since));
+                round.interrupted(since, *at);
             }
         }
         if let (Some(since), Some(last)) = (lost_since, sent.at.last()) {
-            round.interruption = round.interruption.max(last.saturating_duration_since(since));
+            round.interrupted(since, *last);
         }
         let mut answered: Vec<Duration> = round_trips.into_iter().flatten().collect();
         answered.sort_unstable();
         round.median_round_trip = *answered.get(answered.len() / 2)?;
         round.longest_round_trip = *answered.last()?;
         Some(round)
+    }
+
+    fn interrupted(&mut self, since: Instant, until: Instant) {
+        let length = until.saturating_duration_since(since);
+        if length > self.interruption {
+            (self.interruption, self.recovered) = (length, Some(until));
+        }
+    }
+
+    /// The cable was pulled then, and its host could know it from there on.
+    pub(super) fn became_visible(&mut self, pulled: Instant, visible: Instant) {
+        self.visible_after = Some(visible.saturating_duration_since(pulled));
+        let until = self.recovered.map_or(Duration::ZERO, |at| at.saturating_duration_since(visible));
+        self.since_visible = Some(until);
     }
 }
 
@@ -165,6 +185,11 @@ mod tests {
         let round = Round::of(&sent, &answers).expect("answers");
         assert_eq!((round.sent, round.lost, round.doubled, round.reordered), (100, 20, 1, 1));
         assert_eq!((round.interruption, round.held_up), (ms(20), ms(3)));
+        let mut seen = round.clone();
+        seen.became_visible(begin + ms(39), begin + ms(45));
+        assert_eq!((seen.visible_after, seen.since_visible), (Some(ms(6)), Some(ms(15))));
+        seen.became_visible(begin + ms(39), begin + ms(70));
+        assert_eq!(seen.since_visible, Some(ms(0)), "it was over before its host could know");
         assert_eq!(round.median_round_trip, Duration::from_micros(300));
         let none = Round::of(&sent, &answers[..50]).expect("answers");
         assert_eq!(none.interruption, ms(29), "from the 70th up to the end");

@@ -102,7 +102,7 @@ impl Kept {
     }
 
     /// Has the table on the medium, or says why it is not. Whoever is told that it is still being written asks again.
-    fn put(&mut self, table: &VolumeTable) -> Result<(), String> {
+    fn put(&mut self, ssd: &str, table: &VolumeTable) -> Result<(), String> {
         if self.writing.is_some() {
             self.written(Duration::ZERO)?;
         }
@@ -111,9 +111,9 @@ impl Kept {
             && table.volumes.iter().any(|entry| entry.start_bytes < LABEL_BYTES)
         {
             warn!(
-                volumes = table.volumes.len(),
-                "an SSD of another program keeps no table of its volumes, for one of them begins where it would lie: move that to another SSD \
-                 and restart the backend"
+                ssd,
+                "no table of volumes is kept on it, for one of them begins where that would lie: move that one to another SSD and restart \
+                 the backend"
             );
             self.home = Home::Memory(VolumeTable::default(), Arc::clone(eraser));
         }
@@ -249,7 +249,7 @@ impl Tables {
         if let Some(wipe) = unexpected {
             return Err(format!("{} on ssd {} is still being wiped", wipe.volume, object.ssd));
         }
-        kept.put(&object.table)?;
+        kept.put(&object.ssd, &object.table)?;
         kept.confirmed = true;
         self.allocation.places_changed();
         kept.wiped.retain(|id| deleted.contains(id));
