@@ -194,8 +194,14 @@ fn open_ssd(
         }
         DriverKind::Null { .. } => None,
     };
+    if let Some(error) = label.as_ref().and_then(Label::missing_copy) {
+        warn!(ssd = config.name, %error, "{MISSING_COPY}");
+    }
     Ok((ssd, label))
 }
+
+/// What is said where one copy of a table cannot be read.
+const MISSING_COPY: &str = "one of two copies of the table of volumes cannot be read: the other one counts, which may be the older one";
 
 /// The table on another program's disk. Nothing is written there before the controller has said what is on it: of a pod that began before
 /// there were tables on such disks, that may be a volume. Where something else lies that is told in the log, and there is none.
@@ -289,6 +295,9 @@ fn show_volumes(path: &Path, json: bool) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    if let Some(error) = label.missing_copy() {
+        eprintln!("{MISSING_COPY} ({error})");
+    }
     let table = label.table();
     if json {
         match serde_json::to_string_pretty(table) {

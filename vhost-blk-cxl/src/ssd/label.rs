@@ -14,6 +14,8 @@
 //! All numbers are little-endian. The checksum (CRC-32) covers everything from the sequence number to the JSON's end. Of
 //! the copies that are whole, the one with the higher sequence number counts.
 
+mod copies;
+
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -26,6 +28,7 @@ use pod_protocol::volume_table::{VolumeEntry, VolumeTable};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use self::copies::{Chosen, VERSION, choose, format};
 use super::vhost_user::Scratch;
 use crate::intent_log::{self, IntentLog};
 
@@ -38,14 +41,6 @@ const TABLE_BYTES_MAX: u64 = COPY_BYTES / 2;
 const SLOTS_PER_COPY: u64 = 64;
 const SLOTS: u16 = 128;
 const _: () = assert!(TABLE_BYTES_MAX + SLOTS_PER_COPY * intent_log::BYTES == COPY_BYTES);
-const HEADER_BYTES: usize = 64;
-const MAGIC: &[u8; 8] = b"WADIVOLS";
-const VERSION: u32 = 1;
-const MAGIC_AT: usize = 0;
-const VERSION_AT: usize = 8;
-const CHECKSUM_AT: usize = 12;
-const SEQUENCE_AT: usize = 16;
-const LENGTH_AT: usize = 24;
 
 /// A device's table, and the way to write it.
 #[derive(Debug)]
@@ -56,6 +51,7 @@ pub struct Label {
     store: Arc<dyn Store>,
     sequence: u64,
     stored: Stored,
+    missing: Option<io::Error>,
 }
 
 /// The place of tables on a device.
@@ -229,13 +225,6 @@ pub enum LabelError {
     },
 }
 
-/// A copy as it was found.
-enum Copy {
-    Whole { sequence: u64, stored: Stored },
-    Newer(u32),
-    None,
-}
-
 impl Label {
     /// Finds the table of a device; a device that begins with zeros has an empty one.
     pub fn open(path: &Path) -> Result<Self, LabelError> {
@@ -260,40 +249,22 @@ impl Label {
     }
 
     fn find(path: &Path, beginning: Beginning, store: Arc<dyn Store>) -> Result<Self, LabelError> {
-        let path = path.to_owned();
-        let mut bytes = vec![0; usize::try_from(LABEL_BYTES).unwrap_or(usize::MAX)];
-        beginning.read(&mut bytes, 0).map_err(|source| match source.kind() {
-            io::ErrorKind::UnexpectedEof => LabelError::TooSmall { path: path.clone() },
-            _ => LabelError::Io { what: "read", path: path.clone(), source },
-        })?;
-        let mut newest = None;
-        let mut version = None;
-        for half in bytes.chunks_exact(bytes.len() / 2) {
-            match parse(half) {
-                Copy::Whole { sequence, stored } => {
-                    if newest.as_ref().is_none_or(|(known, _)| *known < sequence) {
-                        newest = Some((sequence, stored));
-                    }
-                }
-                Copy::Newer(found) => version = Some(found),
-                Copy::None => {}
-            }
-        }
-        if let Some(found) = version {
-            return Err(LabelError::Version { path, found });
-        }
-        let (sequence, stored) = match newest {
-            Some(newest) => newest,
-            // The first copy ever may have been torn; nothing was entrusted to it.
-            None if bytes.iter().all(|&byte| byte == 0) || is_torn_first(&bytes) => (0, Stored::default()),
-            None => return Err(LabelError::Foreign { path }),
-        };
-        Ok(Self { path, beginning, store, sequence, stored })
+        let copies = [0, COPY_BYTES].map(|at| {
+            let mut copy = vec![0; usize::try_from(COPY_BYTES).unwrap_or(usize::MAX)];
+            beginning.read(&mut copy, at).map(|()| copy)
+        });
+        let Chosen { sequence, stored, missing } = choose(path, copies)?;
+        Ok(Self { path: path.to_owned(), beginning, store, sequence, stored, missing })
     }
 
     /// What is on the device.
     pub fn table(&self) -> &VolumeTable {
         &self.stored.table
+    }
+
+    /// Why one of the two copies could not be read, if so: the other one counts then, which may be the older one.
+    pub fn missing_copy(&self) -> Option<&io::Error> {
+        self.missing.as_ref()
     }
 
     /// Where the write-intent log of a volume begins, if it has one.
@@ -428,51 +399,6 @@ fn places_for(table: &VolumeTable, before: &[LogPlace]) -> Vec<LogPlace> {
     }
     places.sort_unstable_by_key(|place| place.slot);
     places
-}
-
-fn format(sequence: u64, stored: &Stored) -> Option<Vec<u8>> {
-    let mut copy = vec![0; HEADER_BYTES];
-    serde_json::to_writer(&mut copy, stored).ok()?;
-    let length = u32::try_from(copy.len() - HEADER_BYTES).ok()?;
-    copy[MAGIC_AT..VERSION_AT].copy_from_slice(MAGIC);
-    copy[VERSION_AT..CHECKSUM_AT].copy_from_slice(&VERSION.to_le_bytes());
-    copy[SEQUENCE_AT..LENGTH_AT].copy_from_slice(&sequence.to_le_bytes());
-    copy[LENGTH_AT..LENGTH_AT + 4].copy_from_slice(&length.to_le_bytes());
-    let checksum = crc32fast::hash(&copy[SEQUENCE_AT..]);
-    copy[CHECKSUM_AT..SEQUENCE_AT].copy_from_slice(&checksum.to_le_bytes());
-    (copy.len() as u64 <= TABLE_BYTES_MAX).then_some(copy)
-}
-
-fn parse(copy: &[u8]) -> Copy {
-    let word = |at: usize| {
-        let mut word = [0; 4];
-        word.copy_from_slice(&copy[at..at + 4]);
-        u32::from_le_bytes(word)
-    };
-    if copy[MAGIC_AT..VERSION_AT] != MAGIC[..] {
-        return Copy::None;
-    }
-    let length = word(LENGTH_AT) as usize;
-    let Some(covered) = copy.get(SEQUENCE_AT..HEADER_BYTES.saturating_add(length)) else { return Copy::None };
-    if crc32fast::hash(covered) != word(CHECKSUM_AT) {
-        return Copy::None;
-    }
-    if word(VERSION_AT) != VERSION {
-        return Copy::Newer(word(VERSION_AT));
-    }
-    let sequence = u64::from(word(SEQUENCE_AT)) | u64::from(word(SEQUENCE_AT + 4)) << 32;
-    match serde_json::from_slice::<Stored>(&copy[HEADER_BYTES..HEADER_BYTES + length]) {
-        Ok(stored) if stored.has_places_for_logs() => Copy::Whole { sequence, stored },
-        Ok(_) | Err(_) => Copy::None,
-    }
-}
-
-/// Whether this is what a crash left of the first table: nothing in the first half, and in the second one the beginning
-/// of a copy, or of one whose beginning did not arrive.
-fn is_torn_first(bytes: &[u8]) -> bool {
-    let (first, second) = bytes.split_at(bytes.len() / 2);
-    first.iter().all(|&byte| byte == 0)
-        && (second.starts_with(MAGIC) || second[..512].iter().all(|&byte| byte == 0))
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@ use std::sync::Mutex;
 use pod_protocol::volume_table::MirrorEntry;
 use proptest::prelude::*;
 
+use super::copies::VERSION_AT;
 use super::*;
 
 fn device() -> (tempfile::TempDir, PathBuf) {
@@ -210,4 +211,29 @@ fn a_table_with_logs_where_none_may_lie_is_none() {
         let found = Label::inspect(&path).unwrap();
         assert_eq!(*found.table() == table(2), is_table, "{slots:?}");
     }
+}
+
+#[test]
+fn a_copy_that_the_medium_does_not_give_back_leaves_the_other_one() {
+    let length = usize::try_from(COPY_BYTES).unwrap();
+    let copy = |sequence| {
+        let stored = Stored { table: table(u32::try_from(sequence).unwrap()), ..Stored::default() };
+        let mut copy = format(sequence, &stored).unwrap();
+        copy.resize(length, 0);
+        Ok(copy)
+    };
+    let bad = || Err(io::Error::from_raw_os_error(5));
+    let zeros = || Ok(vec![0; length]);
+    let chosen = |copies| {
+        let Chosen { sequence, stored, missing } = choose(Path::new("ssd"), copies)?;
+        Ok::<_, LabelError>((sequence, stored.table, missing.is_some()))
+    };
+    assert_eq!(chosen([copy(2), copy(3)]).unwrap(), (3, table(3), false));
+    assert_eq!(chosen([copy(2), bad()]).unwrap(), (2, table(2), true));
+    assert_eq!(chosen([bad(), copy(3)]).unwrap(), (3, table(3), true));
+    // Where the other one says nothing, nobody knows what there was.
+    for copies in [[zeros(), bad()], [bad(), zeros()], [bad(), bad()]] {
+        assert!(matches!(chosen(copies), Err(LabelError::Io { .. })));
+    }
+    assert_eq!(chosen([zeros(), zeros()]).unwrap(), (0, VolumeTable::default(), false));
 }
