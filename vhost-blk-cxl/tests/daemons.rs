@@ -9,7 +9,7 @@ mod processes;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
@@ -258,17 +258,24 @@ fn add_ssd(pod: &Pod, driver: &str, path: &Path) {
     fs::write(&config, fs::read_to_string(&config).unwrap() + &table).unwrap();
 }
 
+/// A pod whose backend has such a disk as well, with this on it; where that and its socket are.
+fn with_anothers_disk(mode: CoherenceMode, content: &[u8]) -> (Pod, Daemon, PathBuf, PathBuf) {
+    let mut pod = Pod::start(mode, "socket");
+    pod.kill(Side::Backend);
+    let root = pod.directory.path();
+    let (disk, socket) = (root.join("disk"), root.join("target.sock"));
+    fs::write(&disk, content).unwrap();
+    let target = serve_disk(&disk, &socket);
+    add_ssd(&pod, "vhost-user", &socket);
+    pod.start_daemon(Side::Backend);
+    (pod, target, disk, socket)
+}
+
 /// As an SSD of the host's own does: whoever looks finds what is there, at its socket, too, and so does a controller that has lost its state.
 #[test]
 fn the_disk_of_another_program_tells_its_volumes() {
-    let mut pod = Pod::start(CoherenceMode::Hardware, "socket");
-    pod.kill(Side::Backend);
+    let (mut pod, mut target, disk, socket) = with_anothers_disk(CoherenceMode::Hardware, &vec![0; 16 << 20]);
     let root = pod.directory.path().to_owned();
-    let (disk, socket) = (root.join("disk"), root.join("target.sock"));
-    File::create(&disk).unwrap().set_len(16 << 20).unwrap();
-    let mut target = serve_disk(&disk, &socket);
-    add_ssd(&pod, "vhost-user", &socket);
-    pod.start_daemon(Side::Backend);
     let size = "2M".parse().unwrap();
     let request =
         |name: &str| CreateVolume { device: Some("h2/ssd1".to_owned()), ..CreateVolume::new(name, size) };
@@ -308,14 +315,7 @@ fn the_disk_of_another_program_tells_its_volumes() {
 #[test]
 fn a_volume_on_the_disk_of_another_program_is_wiped_without_a_table_too() {
     const BYTES: usize = 1 << 20;
-    let mut pod = Pod::start(CoherenceMode::Hardware, "socket");
-    pod.kill(Side::Backend);
-    let root = pod.directory.path().to_owned();
-    let (disk, socket) = (root.join("disk"), root.join("target.sock"));
-    fs::write(&disk, vec![7; 8 * BYTES]).unwrap();
-    let _target = serve_disk(&disk, &socket);
-    add_ssd(&pod, "vhost-user", &socket);
-    pod.start_daemon(Side::Backend);
+    let (mut pod, _target, disk, _) = with_anothers_disk(CoherenceMode::Hardware, &vec![7; 8 * BYTES]);
     let size = "1M".parse().unwrap();
     let request = CreateVolume { device: Some("h2/ssd1".to_owned()), ..CreateVolume::new("tenant", size) };
     let start = retry(Instant::now(), || client(&pod).create_volume(&request)).start_bytes as usize;
@@ -333,14 +333,7 @@ fn a_volume_on_the_disk_of_another_program_is_wiped_without_a_table_too() {
 /// Each time another process takes over what it had.
 #[test]
 fn the_program_behind_a_disk_is_killed_under_load_and_nothing_is_lost() {
-    let mut pod = Pod::start(CoherenceMode::Software, "socket");
-    pod.kill(Side::Backend);
-    let root = pod.directory.path().to_owned();
-    let (disk, socket) = (root.join("disk"), root.join("target.sock"));
-    File::create(&disk).unwrap().set_len(16 << 20).unwrap();
-    let mut target = serve_disk(&disk, &socket);
-    add_ssd(&pod, "vhost-user", &socket);
-    pod.start_daemon(Side::Backend);
+    let (pod, mut target, disk, socket) = with_anothers_disk(CoherenceMode::Software, &vec![0; 16 << 20]);
     let size = "8M".parse().unwrap();
     let volume = CreateVolume { device: Some("h2/ssd1".to_owned()), ..CreateVolume::new("tenant", size) };
     let start = retry(Instant::now(), || client(&pod).create_volume(&volume)).start_bytes;

@@ -4,7 +4,7 @@
 use std::os::unix::fs::MetadataExt as _;
 use std::process::Command;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use guest_images::{Guest, Silent};
 use pod_api::{CreateInstance, CreateVolume, ReplicaState};
@@ -36,16 +36,11 @@ fn pod() -> (Pod, [ForeignDisk; 2]) {
     (pod, disks)
 }
 
-fn until(pod: &Pod, device: &str, state: ReplicaState) {
-    let began = Instant::now();
-    loop {
+fn wait_for_replica(pod: &Pod, device: &str, state: ReplicaState) {
+    wait_for(&format!("{device} to be {state:?}"), || {
         let replicas = pod.api().volume("vol0").unwrap().replicas;
-        if replicas.iter().any(|replica| replica.device == device && replica.state == state) {
-            return;
-        }
-        assert!(began.elapsed() < PATIENCE, "{device} never was {state:?}: {replicas:?}");
-        thread::sleep(Duration::from_millis(20));
-    }
+        replicas.iter().any(|replica| replica.device == device && replica.state == state)
+    });
 }
 
 /// What the disk itself says is on it.
@@ -97,7 +92,7 @@ fn disks_of_other_programs_mirror_each_other_and_every_byte_is_there() {
         let work = scope.spawn(|| job(16).run(&vm, PATIENCE));
         wait_for("some writes", || written(&disks[0]) > before + (2 << 20));
         disks[1].kill().unwrap();
-        until(&pod, "h3/ssd1", ReplicaState::StaleAway);
+        wait_for_replica(&pod, "h3/ssd1", ReplicaState::StaleAway);
         work.join().unwrap().unwrap();
     });
     // What the dead one misses for certain.
@@ -105,7 +100,7 @@ fn disks_of_other_programs_mirror_each_other_and_every_byte_is_there() {
         vm.exec_within("head -c 8388608 /dev/urandom > /tmp/data && md5sum < /tmp/data", PATIENCE).unwrap();
     vm.exec_within("dd if=/tmp/data of=/dev/vda bs=1M seek=40 conv=fsync", PATIENCE).unwrap();
     disks[1].serve(&pod, "h3").unwrap();
-    until(&pod, "h3/ssd1", ReplicaState::InSync);
+    wait_for_replica(&pod, "h3/ssd1", ReplicaState::InSync);
     disks[0].kill().unwrap();
     let read = "echo 3 > /proc/sys/vm/drop_caches; dd if=/dev/vda bs=1M skip=40 count=8 2>/dev/null | md5sum";
     assert_eq!(vm.exec_within(read, PATIENCE).unwrap(), sums);

@@ -347,9 +347,9 @@ impl Nic for AfXdpNic {
 
     fn flush(&mut self) -> Result<(), NicError> {
         let Some(sender) = &mut self.sender else { return Ok(()) };
-        let flushed = sender.flush(&self.queues[0].socket);
+        let begun = sender.begin(&self.queues[0].socket);
         self.errors += sender.take_errors();
-        flushed.map_err(|error| system(&self.identity.name, "send by its AF_XDP socket", "", error))
+        begun.map_err(|error| system(&self.identity.name, "send by its AF_XDP socket", "", error))
     }
 
     fn troubles(&self) -> Option<LookAtDriver> {

@@ -113,7 +113,7 @@ impl Sender {
     }
 
     /// Has the kernel send what was put, as far as it can now.
-    pub(super) fn flush(&mut self, socket: &OwnedFd) -> io::Result<()> {
+    pub(super) fn begin(&mut self, socket: &OwnedFd) -> io::Result<()> {
         if !self.unsent {
             return Ok(());
         }
