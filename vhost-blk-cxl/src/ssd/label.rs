@@ -243,7 +243,7 @@ impl Label {
         Self::find(path, Beginning::File(file), Arc::new(store))
     }
 
-    /// Finds the table of another program's disk, whose socket is at `path`. It can be written once [`Label::write_to`] says how.
+    /// Finds the table of another program's disk, whose socket is at `path`. It can be written once a backend has it.
     pub fn of_commands(path: &Path, found: Vec<u8>, scratch: Arc<Scratch>) -> Result<Self, LabelError> {
         Self::find(path, Beginning::Commands { found, scratch }, Arc::new(NobodyYet))
     }
