@@ -26,6 +26,8 @@ impl Suite {
             lists: home.join("lists"),
             archives: home.join("archives"),
         };
+        // Somebody who was killed may have left packages there, of another version perhaps.
+        let _ = fs::remove_dir_all(&suite.archives);
         for directory in [suite.lists.join("partial"), suite.archives.join("partial")] {
             fs::create_dir_all(&directory).map_err(|e| GuestError::io("create", &directory, e))?;
         }

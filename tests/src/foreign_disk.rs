@@ -2,15 +2,12 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 
 use crate::pod::Pod;
 use crate::process::Daemon;
-
-/// How long the program may take to listen.
-const PATIENCE: Duration = Duration::from_secs(20);
+use crate::waiting::wait_for;
 
 /// The disk; dropping it ends the program.
 #[derive(Debug)]
@@ -44,6 +41,9 @@ impl ForeignDisk {
     }
 
     /// Has another one serve the same file.
+    ///
+    /// # Panics
+    /// When it does not listen within a minute.
     pub fn serve(&mut self, pod: &Pod, host: &str) -> Result<()> {
         let _ = std::fs::remove_file(&self.socket);
         let mut command = pod.host(host)?.command("qemu-storage-daemon".as_ref());
@@ -61,13 +61,7 @@ impl ForeignDisk {
         command.args(["--export", &format!("{export},addr.path={socket}")]);
         let log = pod.directory().join(format!("log/{host}-foreign-disk.log"));
         let daemon = Daemon::start("qemu-storage-daemon", command, &log)?;
-        let began = Instant::now();
-        while !self.socket.exists() {
-            if began.elapsed() > PATIENCE {
-                bail!("qemu-storage-daemon does not listen on {socket}: {}", daemon.said());
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        wait_for(&format!("qemu-storage-daemon on {socket}, see {}", log.display()), || self.socket.exists());
         self.daemon = Some(daemon);
         Ok(())
     }
