@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.." || exit
   exit 1
 }
 
-alone=(fair_shares fair_slicing fair_slicing_cgroup fair_slicing_replaced guest_shares idle priorities slicing slicing_hotplug)
+alone=(fair_shares fair_slicing fair_slicing_cgroup fair_slicing_replaced guest_shares priorities slicing slicing_hotplug)
 alone=("${alone[@]/%/::}")
 
 # Names of a directory's test programs. Two crates may have one of the same name: cargo runs both where it is asked for one.

@@ -148,6 +148,19 @@ impl Daemon {
         Ok(Duration::from_secs_f64(f64::from(ticks) / TICKS_PER_SECOND))
     }
 
+    /// How often its threads have gone to sleep and were woken so far. One that ends takes what it did with it.
+    pub fn wakeups(&self) -> Result<u64> {
+        let Some(pid) = self.pid() else { bail!("{} does not run", self.name) };
+        let mut sum = 0;
+        for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
+            // It may have ended meanwhile.
+            let Ok(status) = fs::read_to_string(thread?.path().join("status")) else { continue };
+            sum += voluntary_switches(&status)
+                .with_context(|| format!("cannot read how often it slept in {status:?}"))?;
+        }
+        Ok(sum)
+    }
+
     fn signal(&self, signal: Signal) -> Result<()> {
         // Until the child was waited for, its id is nobody else's.
         kill_process(self.process()?, signal)
@@ -176,6 +189,12 @@ fn cpu_ticks(stat: &str) -> Option<u32> {
     Some(fields.get(11)?.parse::<u32>().ok()? + fields.get(12)?.parse::<u32>().ok()?)
 }
 
+/// What a thread's `/proc/PID/task/TID/status` says of how often it gave up its core by itself.
+fn voluntary_switches(status: &str) -> Option<u64> {
+    let said = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    said?.trim().parse().ok()
+}
+
 fn append(path: &Path) -> io::Result<File> {
     OpenOptions::new().create(true).append(true).open(path)
 }
@@ -202,6 +221,13 @@ mod tests {
     fn times_are_read_past_a_strange_name() {
         let stat = "42 (a (strange) name) S 1 42 42 0 -1 4194304 90 0 0 0 17 5 0 0 20 0 3 0 99 1 2";
         assert_eq!(cpu_ticks(stat), Some(22));
+    }
+
+    #[test]
+    fn only_what_a_thread_does_by_itself_is_counted() {
+        let status = "Name:\tcontroller\nvoluntary_ctxt_switches:\t1358\nnonvoluntary_ctxt_switches:\t395\n";
+        assert_eq!(voluntary_switches(status), Some(1358));
+        assert_eq!(voluntary_switches("nonvoluntary_ctxt_switches:\t395\n"), None);
     }
 
     #[test]

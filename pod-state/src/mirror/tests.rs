@@ -183,6 +183,19 @@ fn what_was_said_of_an_older_epoch_does_not_count() {
 }
 
 #[test]
+fn a_replica_that_is_lost_before_it_is_heard_to_have_everything_is_not_relied_on() {
+    let mut state = pod();
+    gone(&mut state, 1);
+    let host = on(&state, 1);
+    join_as(&mut state, host, Role::BlkBackend, 2);
+    let late = synced(&state, 1, disk(&state).epoch);
+    gone(&mut state, 1);
+    let heard = must(&mut state, &late);
+    assert_eq!(kinds(&heard), [EventKind::ReplicaSynced, EventKind::ReplicaDropped]);
+    assert_eq!((seen(&state), disk(&state).epoch), (vec![(true, false), (false, true)], 3));
+}
+
+#[test]
 fn a_deleted_mirror_goes_when_all_of_it_is_wiped() {
     let mut state = pod();
     must(&mut state, &Command::DeleteInstance { name: "vm".to_owned(), force: true });

@@ -70,6 +70,22 @@ fn what_the_only_one_in_sync_lost_is_not_left_on_one_that_the_controller_was_tol
     assert_eq!(driver.request(T_FLUSH, 0, 0).0, OK, "the guest knows");
 }
 
+/// The controller hears that it has everything when it knows already that its backend is dead.
+#[test]
+fn a_replica_that_dies_before_it_is_taken_for_in_sync_is_not_waited_for() {
+    let (mut pod, mut driver) = told(33);
+    pod.kill(1, || false);
+    pod.notice(1);
+    pod.until(|pod| pod.synced == 1);
+    assert_eq!(driver.write_sectors(8, &pattern(2, 4096)), OK);
+    pod.revive(1);
+    pod.in_line();
+    assert_eq!((pod.dropped, pod.synced), (2, 2));
+    pod.kill(0, || false);
+    pod.notice(0);
+    assert_eq!(driver.read_sectors(8, 4096), pattern(2, 4096), "it has what it missed");
+}
+
 /// What they had not flushed when an earlier frontend ended, the next one does not know.
 #[test]
 fn a_replica_that_lost_what_an_earlier_frontend_wrote_is_not_believed() {

@@ -432,6 +432,10 @@ impl MirrorPod {
                     if let Some(replaced) = self.replaced.take() {
                         self.disk.replicas[replaced].leaving = true;
                     }
+                    // Its backend may have died since that was said.
+                    if self.disk.replicas[index].away {
+                        self.drop_replica(index);
+                    }
                 }
                 Report::ReplicaLeft { replica, epoch, .. } if epoch == self.disk.epoch => {
                     let Some(index) = self.numbered(replica) else { continue };
