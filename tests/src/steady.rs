@@ -87,6 +87,28 @@ pub fn judge(
     panic!("{what}: the path is not full, or shares swing, {SPOILT_MOST} times");
 }
 
+/// Measures until what is measured is as it should be, a few times at most, and returns it. What a host that stood still for a while has spoilt is right
+/// the next time, and what is wrong by itself is wrong each time.
+///
+/// # Panics
+/// If it never is.
+pub fn undisturbed<T: std::fmt::Debug>(
+    what: &str,
+    mut measure: impl FnMut() -> T,
+    is_so: impl Fn(&T) -> bool,
+) -> T {
+    let mut wrong = Vec::new();
+    while wrong.len() < SPOILT_MOST {
+        let measured = measure();
+        if is_so(&measured) {
+            return measured;
+        }
+        eprintln!("not so: {what}: {measured:.0?}");
+        wrong.push(measured);
+    }
+    panic!("never: {what}: {wrong:.0?}");
+}
+
 fn verdict(windows: &[Vec<f64>], capacity: f64, expected: impl Fn(&[f64]) -> Vec<f64>) -> Verdict {
     let mean = mean(windows);
     if mean.iter().sum::<f64>() < 0.95 * capacity {
@@ -168,6 +190,22 @@ mod tests {
         };
         let mean = judge("1:3", Duration::from_mins(1), 100.0, &mut look, |_| vec![25.0, 75.0]);
         assert_eq!((mean, seen), (vec![25.0, 75.0], 3 + WINDOWS + 2 + WINDOWS));
+    }
+
+    #[test]
+    fn what_was_spoilt_is_measured_again() {
+        let mut measured = 0;
+        let mut measure = || {
+            measured += 1;
+            measured
+        };
+        assert_eq!(undisturbed("the third is right", &mut measure, |it| *it == 3), 3);
+    }
+
+    #[test]
+    #[should_panic(expected = "never: nothing is right: [7, 7, 7, 7, 7]")]
+    fn what_is_wrong_each_time_is_wrong() {
+        undisturbed("nothing is right", || 7, |_| false);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::time::Duration;
 use pod_api::{CreateInstance, Fabric, Mchannel, MchannelSpec};
 use wadi_tests::loads::{Appetite, Load, judge, most_within, near, until};
 use wadi_tests::pod::{HostPlan, Pod, PodBuilder};
+use wadi_tests::steady::undisturbed;
 
 /// What the path carries, in bytes/s: little, so that a busy machine is no other bottleneck.
 const CAPACITY: u64 = 24_000_000;
@@ -58,9 +59,13 @@ fn instances_share_a_path_by_weight_and_a_cheat_gains_nothing() {
     until("the rest is divided 1:3", &loads, |rates| {
         rates[2] > 0.0 && rates.iter().zip(divided(rates)).all(|(rate, expected)| near(*rate, expected))
     });
-    let before = held_ms(&pod, "vm3");
-    judge("the rest is divided 1:3", &loads, capacity, divided);
-    assert_eq!(held_ms(&pod, "vm3"), before, "below its share an instance is not held back");
+    // Who stood still with the host for a while makes up for it at once, which is more than its share for that moment.
+    let times_held = || {
+        let before = held_ms(&pod, "vm3");
+        judge("the rest is divided 1:3", &loads, capacity, divided);
+        held_ms(&pod, "vm3") - before
+    };
+    undisturbed("below its share an instance is not held back", times_held, |held| *held == 0);
     assert!(held_ms(&pod, "vm1") > 0 && held_ms(&pod, "vm2") > 0);
 
     // It moves in bursts as long as a window. One of the same weight that is always hungry has no less.

@@ -9,7 +9,7 @@ use pod_api::{Fabric, Mchannel, MchannelSpec};
 use wadi_tests::boards::{Boards, Judged};
 use wadi_tests::iperf;
 use wadi_tests::pod::{CLIENT_ADDRESS, HostPlan, Pod, PodBuilder, PodVm, VmShape};
-use wadi_tests::steady::{converge, judge, near};
+use wadi_tests::steady::{converge, judge, near, undisturbed};
 use wadi_tests::waiting::wait_for;
 
 /// What the path carries, in bytes/s: little, so that emulated guests want more than it.
@@ -117,11 +117,16 @@ fn fio_and_iperf3_of_three_guests_share_a_path() {
                 && rates.iter().zip(rest_by_weight(rates)).all(|(rate, expected)| near(*rate, expected))
         },
     );
-    let before = held(&pod);
-    judge(what, PATIENCE, CARRIES, || look(&pod), rest_by_weight);
-    let after = held(&pod);
-    let held: [u64; 3] = std::array::from_fn(|place| after[place] - before[place]);
-    assert_eq!(held[2], 0, "below its share an instance is not held back");
+    // Who stood still with the host for a while makes up for it at once, which is more than its share for that moment.
+    let times_held = || {
+        let before = held(&pod);
+        judge(what, PATIENCE, CARRIES, || look(&pod), rest_by_weight);
+        let after = held(&pod);
+        std::array::from_fn(|place| after[place] - before[place])
+    };
+    let held = undisturbed("below its share an instance is not held back", times_held, |held: &[u64; 3]| {
+        held[2] == 0
+    });
     assert!(held[0] > 0 && held[1] > 0, "the others are: {held:?}");
     assert!(modest.outcome().is_none(), "iperf3 has ended: {:?}", modest.outcome());
     modest.signal("KILL").unwrap();
@@ -150,13 +155,21 @@ fn fio_and_iperf3_of_three_guests_share_a_path() {
     let shares = [1.0, 3.0, 1.0].map(|weight| CARRIES * weight / 5.0);
     let boards = Boards::find(&pod.pool_path()).unwrap();
     let watch = || boards.watch(CHEATED, f64::from(WINDOW_US), f64::from(SAMPLE_US)).unwrap();
-    let (rates, judged) = look_while(&pod, watch);
-    eprintln!("with a cheat: {rates:.0?}");
-    assert!(rates[0] > 0.2 * shares[0], "who cheats moves something: {rates:?}");
-    assert!(rates[0] <= 1.05 * shares[0], "a cheat gains: {rates:?}");
-    let mut honest_ones = rates[1..].iter().zip(&shares[1..]);
-    assert!(honest_ones.all(|(rate, share)| *rate >= 0.95 * share), "a cheat takes from others: {rates:?}");
-    no_k_has_more_than_the_bound_allows(&judged);
+    // What others cannot take while they stand still, it may have.
+    undisturbed(
+        "who cheats has its share, and others theirs",
+        || {
+            let (rates, judged) = look_while(&pod, watch);
+            no_k_has_more_than_the_bound_allows(&judged);
+            rates
+        },
+        |rates| {
+            let mut honest_ones = rates[1..].iter().zip(&shares[1..]);
+            rates[0] > 0.2 * shares[0]
+                && rates[0] <= 1.05 * shares[0]
+                && honest_ones.all(|(rate, share)| *rate >= 0.95 * share)
+        },
+    );
     for job in [&honest, &stream, &cheat] {
         assert!(job.outcome().is_none(), "it has ended: {:?}", job.outcome());
     }
