@@ -101,6 +101,12 @@ pub enum EventKind {
     VolumeChanged,
     /// A volume was deleted.
     VolumeDeleted,
+    /// A volume, or a column of it, is being copied to the SSD to which it is to move.
+    VolumeMoving,
+    /// A volume, or a column of it, lies on the SSD to which it was to move.
+    VolumeMoved,
+    /// A volume, or a column of it, that was to move to another SSD stays where it is.
+    VolumeStays,
     /// A replica of a mirrored volume may miss something, and is not relied on any more.
     ReplicaDropped,
     /// A replica of a mirrored volume has everything again.
@@ -179,6 +185,9 @@ impl EventKind {
             Self::VolumeCreated => "volume-created",
             Self::VolumeChanged => "volume-changed",
             Self::VolumeDeleted => "volume-deleted",
+            Self::VolumeMoving => "volume-moving",
+            Self::VolumeMoved => "volume-moved",
+            Self::VolumeStays => "volume-stays",
             Self::ReplicaDropped => "replica-dropped",
             Self::ReplicaSynced => "replica-synced",
             Self::InstanceCreated => "instance-created",

@@ -62,7 +62,8 @@ impl State {
             volume.beside = Some(Replica { stale: true, place, ..beside });
             volume.epoch += 1;
         }
-        effects.push(Effect::event(EventKind::VolumeChanged, name, message));
+        let kind = self.telling_of_move(EventKind::VolumeMoving, EventKind::VolumeChanged);
+        effects.push(Effect::event(kind, name, message));
         Ok(())
     }
 
@@ -113,9 +114,8 @@ impl State {
         column.stale = false;
         (beside.stale, beside.leaving) = (true, true);
         volume.epoch += 1;
-        let (name, device) = (volume.name.clone(), column.device.clone());
-        let message = format!("{} has everything", self.device_name(&device));
-        effects.push(Effect::event(EventKind::ReplicaSynced, name, message));
+        let (name, new, old) = (volume.name.clone(), column.device.clone(), beside.device.clone());
+        effects.push(self.has_everything(name, &new, Some(&old)));
     }
 
     /// The column of this number cannot move to the place beside it.
@@ -183,7 +183,8 @@ impl State {
         volume.epoch += 1;
         let (name, device) = (volume.name.clone(), beside.device.clone());
         let message = format!("its column does not move to {}: {reason}", self.device_name(&device));
-        effects.push(Effect::event(EventKind::VolumeChanged, name, message));
+        let kind = self.telling_of_move(EventKind::VolumeStays, EventKind::VolumeChanged);
+        effects.push(Effect::event(kind, name, message));
     }
 
     fn leave_beside(&mut self, id: VolumeId, effects: &mut Vec<Effect>) {

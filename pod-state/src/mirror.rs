@@ -111,11 +111,23 @@ impl State {
         volume.epoch += 1;
         let replaced = replica.replaces;
         let (name, device) = (volume.name.clone(), replica.device.clone());
-        if let Some(replaced) = volume.replicas.iter_mut().find(|it| Some(it.number) == replaced) {
+        let replaced = volume.replicas.iter_mut().find(|it| Some(it.number) == replaced);
+        let old = replaced.map(|replaced| {
             replaced.leaving = true;
-        }
-        let message = format!("{} has everything", self.device_name(&device));
-        effects.push(Effect::event(EventKind::ReplicaSynced, name, message));
+            replaced.device.clone()
+        });
+        effects.push(self.has_everything(name, &device, old.as_ref()));
+    }
+
+    /// What is told of a place that has everything, and perhaps takes that of another one.
+    pub(super) fn has_everything(&self, name: String, device: &DeviceId, old: Option<&DeviceId>) -> Effect {
+        let Some(old) = old else {
+            let message = format!("{} has everything", self.device_name(device));
+            return Effect::event(EventKind::ReplicaSynced, name, message);
+        };
+        let (new, old) = (self.device_name(device), self.device_name(old));
+        let kind = self.telling_of_move(EventKind::VolumeMoved, EventKind::ReplicaSynced);
+        Effect::event(kind, name, format!("{new} has everything, and takes the place of {old}"))
     }
 
     /// The mirrored volume of a lease that this frontend serves.

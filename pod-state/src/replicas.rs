@@ -58,9 +58,12 @@ impl State {
         let (device, start_bytes) = self.place_another(volume, device, old)?;
         let place = volume.next_place_on(device.host);
         let id = volume.id;
-        let message = match old {
-            Some(old) => format!("it moves from {} to {}", self.device_name(old), self.device_name(&device)),
-            None => format!("it gets a replica on {}", self.device_name(&device)),
+        let (kind, message) = match old {
+            Some(old) => (
+                self.telling_of_move(EventKind::VolumeMoving, EventKind::VolumeChanged),
+                format!("it moves from {} to {}", self.device_name(old), self.device_name(&device)),
+            ),
+            None => (EventKind::VolumeChanged, format!("it gets a replica on {}", self.device_name(&device))),
         };
         if let Some(volume) = self.volumes.get_mut(&id) {
             let number = volume.next_number;
@@ -69,7 +72,7 @@ impl State {
             volume.replicas.push(Replica { stale: true, place, replaces: replaced, ..replica });
             volume.epoch += 1;
         }
-        effects.push(Effect::event(EventKind::VolumeChanged, name, message));
+        effects.push(Effect::event(kind, name, message));
         Ok(())
     }
 
@@ -194,7 +197,14 @@ impl State {
             }
             volume.epoch += 1;
         }
-        effects.push(Effect::event(EventKind::VolumeChanged, name, format!("its replica on {ssd} is to go")));
+        let (kind, message) = match replaced {
+            Some(_) => (
+                self.telling_of_move(EventKind::VolumeStays, EventKind::VolumeChanged),
+                format!("it does not move to {ssd}: that was called off"),
+            ),
+            None => (EventKind::VolumeChanged, format!("its replica on {ssd} is to go")),
+        };
+        effects.push(Effect::event(kind, name, message));
         self.stays(id, replaced, effects);
         Ok(())
     }
@@ -216,7 +226,8 @@ impl State {
         volume.epoch += 1;
         let (name, device) = (volume.name.clone(), replica.device.clone());
         let message = format!("its replica on {} stays meanwhile", self.device_name(&device));
-        effects.push(Effect::event(EventKind::VolumeChanged, name, message));
+        let kind = self.telling_of_move(EventKind::VolumeStays, EventKind::VolumeChanged);
+        effects.push(Effect::event(kind, name, message));
     }
 
     /// A frontend has seen that a replica is to go, or has let go of it.

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use crate::access::restart_by_default;
 use crate::browser::Browser;
-use crate::support::{Pod, RunningController, nic, vm};
+use crate::support::{Pod, RunningController, nic, ssd, vm};
 use cxl_pool::Role;
-use pod_api::{ByteSize, CreateVolume, Device, DeviceKind};
+use pod_api::{AddReplica, ByteSize, CreateVolume, Device, DeviceKind};
 use pod_protocol::protocol::Protocol;
 
 /// A pod with an instance, and where its page is.
@@ -39,7 +39,7 @@ fn click(browser: &mut Browser, what: &str) {
 #[test]
 fn the_pod_is_shown_changed_and_followed() {
     let Some(mut browser) = Browser::start() else { return };
-    let (pod, page) = pod("");
+    let (mut pod, page) = pod("");
     let client = pod.client();
     browser.open(&page);
     browser.wait("document.querySelectorAll('#picture [data-key^=\"device\"]').length === 4", "four devices");
@@ -115,6 +115,14 @@ fn the_pod_is_shown_changed_and_followed() {
     browser.wait(
         "document.querySelector('#timeline li[data-kind=drain-ended]') !== null",
         "the end of the drain",
+    );
+    pod.join(3, Role::BlkBackend, vec![ssd("ssd0")]);
+    browser.wait("document.querySelector('[data-key=\"device h3/ssd0\"]') !== null", "the other SSD");
+    let there = AddReplica { device: Some("h3/ssd0".to_owned()), replaces: Some("h2/ssd0".to_owned()) };
+    client.add_replica("vol0", &there).expect("there is room");
+    browser.wait(
+        "document.querySelector('#timeline li.move[data-kind=volume-moving]') !== null",
+        "the volume to move",
     );
     let troubles = browser.text("{ const it = document.querySelector('#filter'); it.value = 'troubles'; it.dispatchEvent(new Event('change')); document.querySelectorAll('#timeline li.move').length }");
     assert_eq!(troubles, "0");

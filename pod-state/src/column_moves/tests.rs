@@ -124,6 +124,25 @@ fn columns_in(state: &State, host: u16) -> Vec<String> {
 }
 
 #[test]
+fn a_columns_move_is_told_of_as_one() {
+    let kind = |state: &mut State, command: &Command| {
+        let effects = state.apply(command).unwrap_or_else(|refusal| panic!("{command:?}: {refusal}"));
+        match effects.into_iter().next() {
+            Some(Effect::Event { kind, .. }) => kind,
+            other => panic!("no event: {other:?}"),
+        }
+    };
+    let mut state = pod();
+    assert_eq!(kind(&mut state, &moves(2, None)), EventKind::VolumeMoving);
+    scrub(&mut state);
+    let mut other = state.clone();
+    let cannot = failed(&other);
+    assert_eq!(kind(&mut other, &cannot), EventKind::VolumeStays);
+    let done = copied(&state);
+    assert_eq!(kind(&mut state, &done), EventKind::VolumeMoved);
+}
+
+#[test]
 fn a_column_moves_in_steps_and_its_old_place_is_wiped() {
     let mut state = pod();
     assert_eq!(disk(&state).beside, None);
