@@ -1,5 +1,5 @@
-//! A mirrored volume under an unmodified guest: the backend of one replica is killed under load and comes back, then the
-//! backend of the other one, and every byte is there.
+//! A volume with three replicas under an unmodified guest: the backend of one is killed under load and comes back, then those of both
+//! others, and every byte is there.
 
 use std::process::Command;
 use std::thread;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use guest_images::{Guest, Silent};
 use pod_api::{CreateInstance, CreateVolume, EventKind, NicRequest, ReplicaState};
 use wadi_tests::fio::{Job, Pattern, Report};
-use wadi_tests::pod::{Pod, PodBuilder, PodVm, Role, VmShape};
+use wadi_tests::pod::{HostPlan, Pod, PodBuilder, PodVm, Role, VmShape};
 
 /// Longer than anything takes; only a test that fails waits for it.
 const PATIENCE: Duration = Duration::from_mins(2);
@@ -51,12 +51,12 @@ fn read(vm: &PodVm, at_mib: u32) -> String {
 #[test]
 fn replicas_die_one_after_the_other_and_every_byte_is_there() {
     let guest = Guest::ensure(&mut Silent).unwrap();
-    let mut pod = PodBuilder::three_hosts().start().unwrap();
+    let mut pod = PodBuilder::three_hosts().host(HostPlan::new("h4").ssd("ssd2", "256M")).start().unwrap();
     let (name, size) = ("vol0".to_owned(), "192M".parse().unwrap());
     let volume =
-        pod.api().create_volume(&CreateVolume { replicas: 2, ..CreateVolume::new(name, size) }).unwrap();
+        pod.api().create_volume(&CreateVolume { replicas: 3, ..CreateVolume::new(name, size) }).unwrap();
     let devices: Vec<String> = volume.replicas.iter().map(|replica| replica.device.clone()).collect();
-    assert_eq!(devices.len(), 2, "{volume:?}");
+    assert_eq!(devices, ["h2/ssd0", "h3/ssd1", "h4/ssd2"], "{volume:?}");
     let request = CreateInstance {
         name: "vm1".to_owned(),
         host: "h1".to_owned(),
@@ -88,8 +88,10 @@ fn replicas_die_one_after_the_other_and_every_byte_is_there() {
     });
 
     let third = write(&vm, 128);
-    pod.daemon("h3", Role::BlkBackend).unwrap().kill().unwrap();
-    wait_for(&pod, "h3/ssd1", ReplicaState::StaleAway);
+    for (host, device) in [("h3", "h3/ssd1"), ("h4", "h4/ssd2")] {
+        pod.daemon(host, Role::BlkBackend).unwrap().kill().unwrap();
+        wait_for(&pod, device, ReplicaState::StaleAway);
+    }
     assert_eq!([read(&vm, 64), read(&vm, 96), read(&vm, 128)], [first, second, third]);
     let log = vm.exec("dmesg").unwrap();
     assert!(!log.contains("I/O error"), "{log}");
@@ -103,10 +105,10 @@ fn replicas_die_one_after_the_other_and_every_byte_is_there() {
     let table: serde_json::Value = serde_json::from_slice(&table.stdout).unwrap();
     let members = table["volumes"][0]["mirror"]["replicas"].as_array().unwrap();
     let stale: Vec<bool> = members.iter().map(|member| member["stale"] == true).collect();
-    let of_h3: Vec<bool> = members.iter().map(|member| member["ssd"] == "h3/ssd1").collect();
-    assert_eq!(stale, of_h3, "{members:?}");
+    let survives: Vec<bool> = members.iter().map(|member| member["ssd"] == "h2/ssd0").collect();
+    assert!(stale.iter().zip(survives).all(|(stale, survives)| *stale != survives), "{members:?}");
     let kinds: Vec<EventKind> =
         pod.api().events(0).unwrap().events.into_iter().map(|event| event.kind).collect();
     let count = |wanted| kinds.iter().filter(|kind| **kind == wanted).count();
-    assert_eq!((count(EventKind::ReplicaDropped), count(EventKind::ReplicaSynced)), (2, 1));
+    assert_eq!((count(EventKind::ReplicaDropped), count(EventKind::ReplicaSynced)), (3, 1));
 }

@@ -10,15 +10,15 @@ use std::time::{Duration, Instant};
 use guest_images::{Guest, Silent};
 use pod_api::{ByteSize, CreateInstance, CreateVolume, Stripes};
 use wadi_tests::fio::{Job, Pattern, Report};
-use wadi_tests::pod::{Pod, PodBuilder, PodVm, Role, VmShape};
+use wadi_tests::pod::{HostPlan, Pod, PodBuilder, PodVm, Role, VmShape};
 use wadi_tests::stage::rounds;
 use wadi_tests::waiting::wait_for;
 
 /// Longer than anything takes; only a test that fails waits for it.
 const PATIENCE: Duration = Duration::from_mins(2);
 
-const STRIPES: Stripes = Stripes { columns: 2, size: ByteSize::new(64 << 10) };
-const IMAGES: [&str; 2] = ["h2-ssd0.img", "h3-ssd1.img"];
+const STRIPES: Stripes = Stripes { columns: 4, size: ByteSize::new(64 << 10) };
+const IMAGES: [&str; 4] = ["h2-ssd0.img", "h3-ssd1.img", "h4-ssd2.img", "h5-ssd3.img"];
 
 /// What the table of volumes on an SSD says of the only one there.
 fn tabled(pod: &Pod, image: &str) -> serde_json::Value {
@@ -41,7 +41,11 @@ fn checksum(vm: &PodVm) -> String {
 #[test]
 fn the_backend_of_a_column_dies_under_load_and_every_byte_is_there() {
     let guest = Guest::ensure(&mut Silent).unwrap();
-    let mut pod = PodBuilder::three_hosts().start().unwrap();
+    let mut pod = PodBuilder::three_hosts()
+        .host(HostPlan::new("h4").ssd("ssd2", "256M"))
+        .host(HostPlan::new("h5").ssd("ssd3", "256M"))
+        .start()
+        .unwrap();
     let (name, size) = ("vol0".to_owned(), "128M".parse().unwrap());
     let volume = pod
         .api()
@@ -57,10 +61,10 @@ fn the_backend_of_a_column_dies_under_load_and_every_byte_is_there() {
             ..CreateInstance::default()
         })
         .unwrap();
-    // Half of it on each SSD, and each of them says so.
+    // A quarter of it on each SSD, and each of them says so.
     for image in IMAGES {
         let column = tabled(&pod, image);
-        assert_eq!(column["size_bytes"], 64 << 20, "{column}");
+        assert_eq!(column["size_bytes"], 32 << 20, "{column}");
         assert!(!column["stripe"].is_null(), "{column}");
     }
     let vm = pod.boot(&instance, &guest, VmShape::default()).unwrap();
@@ -83,7 +87,7 @@ fn the_backend_of_a_column_dies_under_load_and_every_byte_is_there() {
 
     let deaths = [
         ("h2", Role::BlkBackend, Pattern::Random4K),
-        // Requests that lie on both.
+        // Requests that lie on two of them.
         ("h3", Role::BlkBackend, Pattern::Sequential128K),
         ("h1", Role::BlkFrontend, Pattern::Random4K),
     ];
@@ -104,7 +108,7 @@ fn the_backend_of_a_column_dies_under_load_and_every_byte_is_there() {
     }
     let log = vm.exec("dmesg").unwrap();
     assert!(!log.contains("I/O error"), "{log}");
-    // Both columns were written to.
+    // All columns were written to.
     for image in IMAGES {
         let column = tabled(&pod, image);
         let mut bytes = vec![0; 1 << 20];
