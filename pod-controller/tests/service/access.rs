@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::support::description::Description;
-use crate::support::{Pod, RunningController, on_etcd, until, vm};
+use crate::support::{Pod, RunningController, until, vm};
 use cxl_pool::Role;
 use pod_api::{EndpointHealth, Problem};
 use pod_controller::config::ListenTcp;
@@ -382,5 +382,3 @@ fn a_port_that_is_taken_is_missed_only_by_who_asked_for_it() {
     let error = bound.expect_err("it is taken").to_string();
     assert!(error.contains(&address.to_string()) && error.contains("listen-tcp"), "{error}");
 }
-
-on_etcd!(tokens_say_who_somebody_is_and_changes_are_written_down,);

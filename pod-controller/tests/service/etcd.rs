@@ -20,14 +20,14 @@ use pod_protocol::reports::Report;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 
 /// A controller as a process, which can be killed.
-struct Process {
+pub(crate) struct Process {
     child: Child,
     log: PathBuf,
 }
 
 impl Process {
     /// With the configuration that lies in the pod's directory.
-    fn start(pod: &Pod, arguments: &[&str]) -> Self {
+    pub(crate) fn start(pod: &Pod, arguments: &[&str]) -> Self {
         pod.config();
         let log = pod.path("controller.log");
         let file = File::options().create(true).append(true).open(&log).expect("a file");
@@ -49,9 +49,14 @@ impl Process {
     }
 
     /// As if its host had died.
-    fn kill(mut self) {
+    pub(crate) fn kill(mut self) {
         self.child.kill().expect("it can be killed");
         self.child.wait().expect("it ends");
+    }
+
+    /// Whether it has not ended.
+    pub(crate) fn runs(&mut self) -> bool {
+        self.child.try_wait().expect("a child").is_none()
     }
 
     /// Waits until it has ended by itself.
@@ -79,7 +84,7 @@ fn create(client: &Client, name: &str) -> Result<(), pod_api::client::ClientErro
 }
 
 /// A change in a pod without devices.
-fn set_type(client: &Client, name: &str) -> Result<(), pod_api::client::ClientError> {
+pub(crate) fn set_type(client: &Client, name: &str) -> Result<(), pod_api::client::ClientError> {
     client.set_instance_type(name, &InstanceTypeSpec::default())
 }
 

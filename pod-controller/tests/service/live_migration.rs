@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::{Pod, on_etcd, until, vm};
+use crate::support::{Pod, until, vm};
 use cxl_pool::Role;
 use pod_api::CreateVolume;
 use pod_protocol::ids::LeaseId;
@@ -120,5 +120,3 @@ fn a_move_is_given_up_or_forced() {
     until("both sides to be told", || (incoming(&pod, 2) == [false, false]).then_some(()));
     until("this side to be told", || incoming(&pod, 1).is_empty().then_some(()));
 }
-
-on_etcd!(a_move_is_given_up_or_forced, leases_follow_a_guest_also_past_a_restart_of_the_controller,);

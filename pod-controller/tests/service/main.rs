@@ -8,6 +8,7 @@ mod completion;
 mod crowds;
 mod deleted_devices;
 mod etcd;
+mod etcd_members;
 mod fabric;
 mod groups;
 mod labels;

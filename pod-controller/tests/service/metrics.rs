@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::support::replicas::{Replicas, volume};
-use crate::support::{Pod, on_etcd, until, vm};
+use crate::support::{Pod, until, vm};
 use pod_api::{Fabric, MchannelSpec};
 use serde_json::Value;
 
@@ -141,5 +141,3 @@ fn dashboard_shows_what_there_is() {
     fs::write(directory.path().join("rules.yml"), rules).expect("written");
     promtool(&["check", "rules", "rules.yml"], "", directory.path());
 }
-
-on_etcd!(promtool_has_nothing_against_the_metrics,);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::{FakeEndpoint, Pod, RunningController, nic, on_etcd, ssd, until, vm};
+use crate::support::{FakeEndpoint, Pod, RunningController, nic, ssd, until, vm};
 use cxl_pool::Role;
 use pod_api::client::ClientError;
 use pod_api::{
@@ -430,19 +430,3 @@ fn what_a_later_minor_version_adds_to_objects_is_ignored() {
         assert!(kinds.contains(kind), "{kind} is not among {kinds:?}");
     }
 }
-
-on_etcd!(
-    devices_are_filled_as_the_configuration_says,
-    disks_fail_after_the_grace_and_come_back,
-    events_are_followed_and_resumed,
-    everything_deleted_is_free_again,
-    host_that_never_returns_is_reset_and_deleted,
-    instance_is_ready_when_its_daemons_have_everything,
-    lost_link_moves_the_instance,
-    new_pool_after_a_power_cut_keeps_volumes_and_instances,
-    refusal_of_a_daemon_is_shown_and_tried_again,
-    restarted_controller_disturbs_nothing,
-    restarted_daemons_get_fresh_regions_and_the_old_ones_come_back,
-    state_of_another_pool_is_refused,
-    what_is_reserved_is_promised_shown_and_explained,
-);

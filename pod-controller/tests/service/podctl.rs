@@ -5,7 +5,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use crate::support::{Pod, on_etcd, until, vm};
+use crate::support::{Pod, until, vm};
 use pod_api::{DeviceAnswer, NicLimit, NicPolicy, Volume, VolumeQos};
 
 fn podctl(pod: &Pod, arguments: &str) -> Command {
@@ -293,10 +293,3 @@ fn of_nics_and_volumes_changes_what_is_said_whoever_else_changes_something() {
     assert_eq!(pod.client().volume("vol0").expect("it is there").qos, burst);
     assert_eq!(policy(), expected);
 }
-
-on_etcd!(
-    every_form_of_output_says_the_same,
-    labels_that_many_change_at_once_are_all_there,
-    load_is_shown_and_what_only_looks_is_watched,
-    of_nics_and_volumes_changes_what_is_said_whoever_else_changes_something,
-);

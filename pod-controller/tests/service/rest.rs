@@ -13,7 +13,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::support::{Pod, on_etcd, until, vm};
+use crate::support::{Pod, until, vm};
 use pod_api::client::Client;
 use pod_api::{CandidatePart, Condition, ConditionKind, Event, EventKind, PROBLEM_JSON, Problem};
 use pod_controller::store::Store;
@@ -406,13 +406,3 @@ fn requests_are_carried_out_once_and_tried_without_being_carried_out() {
     );
     assert!(pod.client().volumes().expect("a list").is_empty());
 }
-
-on_etcd!(
-    conflicts_say_who_is_in_the_way,
-    garbage_gets_a_problem,
-    lists_have_pages_fields_and_labels,
-    metrics_show_hosts_devices_leases_and_regions,
-    requests_are_carried_out_once_and_tried_without_being_carried_out,
-    socket_is_for_its_group_and_goes_away,
-    what_would_be_made_and_why_is_told_and_devices_are_emptied,
-);

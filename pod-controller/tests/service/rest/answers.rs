@@ -78,8 +78,3 @@ fn a_controller_that_stops_refuses_changes_as_described() {
         assert!(refused.contains(known), "{known} is not among {refused:?}");
     }
 }
-
-on_etcd!(
-    every_operation_is_described_with_the_refusals_that_it_gives,
-    a_controller_that_stops_refuses_changes_as_described,
-);

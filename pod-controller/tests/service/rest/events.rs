@@ -84,5 +84,3 @@ fn events_are_gone_when_they_are_and_conditions_say_what_is_missing() {
     assert_eq!((never.status, never.kind.as_str()), (410, "events-gone"));
     assert!(never.detail.contains(&format!("there is no event {}", u64::MAX)), "{never:?}");
 }
-
-on_etcd!(who_hears_of_an_event_finds_what_came_of_it,);

@@ -127,8 +127,3 @@ fn changes_of_a_fabric_that_somebody_else_has_changed_are_refused() {
     let seen = tag(&send("GET", path, "", ""));
     assert_eq!(status(&send("DELETE", path, &format!("if-match: {seen}\r\n"), "")), 204);
 }
-
-on_etcd!(
-    changes_of_a_fabric_that_somebody_else_has_changed_are_refused,
-    changes_of_what_somebody_else_has_changed_are_refused,
-);

@@ -20,7 +20,7 @@ pub(crate) struct Etcd {
     /// Where it says whether it has a leader, whatever clients have to show.
     health_port: u16,
     arguments: Vec<String>,
-    running: Option<Child>,
+    pub(super) running: Option<Child>,
 }
 
 impl Etcd {
@@ -31,30 +31,36 @@ impl Etcd {
     /// Speaks `http` or `https`, with more arguments.
     pub(crate) fn start_with(scheme: &str, more: &[String]) -> Self {
         for _ in 0..ATTEMPTS {
-            let directory = tempfile::tempdir().expect("a directory");
-            let [port, health_port] = free_ports();
-            let health = format!("http://127.0.0.1:{health_port}");
-            let url = format!("{scheme}://127.0.0.1:{port}");
             let peer = "http://127.0.0.1:0";
-            let mut arguments: Vec<String> = [
-                ("--data-dir", directory.path().join("data").display().to_string().as_str()),
-                ("--listen-client-urls", &url),
-                ("--advertise-client-urls", &url),
-                ("--listen-metrics-urls", &health),
-                ("--listen-peer-urls", peer),
-                ("--initial-advertise-peer-urls", peer),
-                ("--initial-cluster", &format!("default={peer}")),
-            ]
-            .iter()
-            .flat_map(|(name, value)| [(*name).to_owned(), (*value).to_owned()])
-            .collect();
-            arguments.extend(more.iter().cloned());
-            let mut etcd = Self { directory, port, health_port, arguments, running: None };
+            let mut etcd = Self::member(scheme, "default", peer, &format!("default={peer}"));
+            etcd.arguments.extend(more.iter().cloned());
             if etcd.go_on() {
                 return etcd;
             }
         }
         panic!("etcd does not start");
+    }
+
+    /// A member of a cluster, which does not run yet: its name, where the other members reach it, and where all of them do.
+    pub(super) fn member(scheme: &str, name: &str, peer: &str, cluster: &str) -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        let [port, health_port] = free_ports();
+        let health = format!("http://127.0.0.1:{health_port}");
+        let url = format!("{scheme}://127.0.0.1:{port}");
+        let arguments = [
+            ("--name", name),
+            ("--data-dir", directory.path().join("data").display().to_string().as_str()),
+            ("--listen-client-urls", &url),
+            ("--advertise-client-urls", &url),
+            ("--listen-metrics-urls", &health),
+            ("--listen-peer-urls", peer),
+            ("--initial-advertise-peer-urls", peer),
+            ("--initial-cluster", cluster),
+        ]
+        .iter()
+        .flat_map(|(name, value)| [(*name).to_owned(), (*value).to_owned()])
+        .collect();
+        Self { directory, port, health_port, arguments, running: None }
     }
 
     pub(crate) fn port(&self) -> u16 {
@@ -74,6 +80,12 @@ impl Etcd {
 
     /// With what it had. Says whether it runs.
     pub(crate) fn go_on(&mut self) -> bool {
+        self.begin();
+        self.is_ready()
+    }
+
+    /// Starts, and does not wait until it is of use: members of a cluster wait for each other.
+    pub(super) fn begin(&mut self) {
         let log = self.directory.path().join("log");
         let log = File::options().create(true).append(true).open(log).expect("a file");
         let child = Command::new("etcd")
@@ -83,9 +95,14 @@ impl Etcd {
             .stderr(log)
             .spawn()
             .expect("etcd is installed: run make setup");
-        let child = self.running.insert(child);
+        self.running = Some(child);
+    }
+
+    /// Waits until it is of use. Says whether it runs.
+    pub(super) fn is_ready(&mut self) -> bool {
         let deadline = Instant::now() + PATIENCE;
         while Instant::now() < deadline {
+            let child = self.running.as_mut().expect("it was started");
             if child.try_wait().expect("a child").is_some() {
                 self.running = None;
                 return false;
@@ -117,8 +134,8 @@ fn said(directory: &Path) -> String {
     lines[lines.len().saturating_sub(20)..].join("\n")
 }
 
-fn free_ports() -> [u16; 2] {
-    let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").expect("a port"));
+pub(super) fn free_ports<const COUNT: usize>() -> [u16; COUNT] {
+    let listeners = [(); COUNT].map(|()| TcpListener::bind("127.0.0.1:0").expect("a port"));
     listeners.map(|listener| listener.local_addr().expect("its address").port())
 }
 

@@ -2,6 +2,7 @@
 
 pub(crate) mod authority;
 pub(crate) mod description;
+pub(crate) mod etcd_cluster;
 pub(crate) mod etcd_server;
 pub(crate) mod faulty_disk;
 pub(crate) mod network;
@@ -38,7 +39,6 @@ use tempfile::TempDir;
 
 use self::description::Description;
 use self::store::Place;
-pub(crate) use self::store::on_etcd;
 
 /// Far longer than anything takes; only a test that fails waits for it.
 const PATIENCE: Duration = Duration::from_mins(1);
@@ -54,7 +54,7 @@ pub(crate) struct Pod {
 impl Pod {
     /// A controller and nobody else.
     pub(crate) fn new() -> Self {
-        Self::with_slots(3, Place::of_this_test())
+        Self::with_slots(3, Place::if_wanted())
     }
 
     /// The same, with its state in a file whatever other tests use.
