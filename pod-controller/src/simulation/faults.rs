@@ -1,10 +1,11 @@
 //! What goes wrong in a pod.
 
-use cxl_pool::{EndpointId, HostId, Role};
+use cxl_pool::{Area, EndpointId, HostId, LineOffset, Role};
 use pod_protocol::objects::Object;
 use pod_protocol::reports::{DeviceReport, Report};
 use pod_state::State;
 
+use super::daemon::areas_of;
 use super::happening::Happening;
 use super::kinds::Kind;
 use super::physical::Physical;
@@ -14,6 +15,8 @@ pub(crate) const ROLES: [Role; 4] =
     [Role::NetFrontend, Role::NetBackend, Role::BlkFrontend, Role::BlkBackend];
 /// How many kinds of faults there are in a pod.
 pub(crate) const FAULTS: u64 = 17;
+/// One more, where memory of the pool fails. The two between are of the controller.
+pub(crate) const MEMORY: u64 = FAULTS + 2;
 
 /// A pod to which something is to happen, and the dice that say what.
 pub(crate) struct Around<'a> {
@@ -124,8 +127,22 @@ impl Around<'_> {
                     self.physical.schedule(away, Happening::Mended(host, device));
                 }
             }
+            MEMORY => self.fail_memory(id, away),
             _ => {}
         }
+    }
+
+    /// A line of what a daemon uses cannot be read any more: it notes that, and ends.
+    fn fail_memory(&mut self, id: EndpointId, away_us: u64) {
+        let daemon = &self.physical.daemons[&id];
+        let areas: Vec<Area> = daemon.objects.values().flat_map(areas_of).collect();
+        let meets = daemon.is_running() && self.physical.memory.may_fail();
+        let Some(area) = self.dice.pick(&areas).copied().filter(|_| meets) else { return };
+        let line = LineOffset::new(area.start.get() + self.dice.below(area.lines.get()));
+        self.note(Kind::MemoryFailed, |_| true);
+        self.physical.memory.note(id, line);
+        self.physical.kill(id);
+        self.physical.schedule(away_us, Happening::Starts(id));
     }
 
     /// The driver of a device whose name begins so says that it does not work, until it is opened again.

@@ -113,7 +113,7 @@ impl Physical {
             software: "simulated 1".to_owned(),
             pid: 1,
             devices,
-            memory_failures: Vec::new(),
+            memory_failures: self.memory.told_by(endpoint),
             fence_ms: None,
         };
         let request = (endpoint, grant.connection);
@@ -131,6 +131,7 @@ impl Physical {
             if answer.is_ok() {
                 daemon.joined = true;
                 daemon.joined_us = self.now_us;
+                self.memory.keep(endpoint);
             } else {
                 self.kill(endpoint);
                 self.schedule(50_000, Happening::Starts(endpoint));

@@ -19,6 +19,8 @@ pub(crate) enum Kind {
     SsdFailed,
     /// A backend came without one of its devices.
     DeviceLacking,
+    /// A daemon met memory that cannot be read, and ended.
+    MemoryFailed,
     /// A frontend said that a replica failed, left, or is in line again.
     ReplicaChanged,
     /// A daemon whose clock is slow was fenced, so that it acts for longer.
@@ -36,7 +38,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    pub(crate) const ALL: [Self; 15] = [
+    pub(crate) const ALL: [Self; 16] = [
         Self::Died,
         Self::Left,
         Self::Froze,
@@ -45,6 +47,7 @@ impl Kind {
         Self::NicFailed,
         Self::SsdFailed,
         Self::DeviceLacking,
+        Self::MemoryFailed,
         Self::ReplicaChanged,
         Self::FencedSlow,
         Self::FencedFast,

@@ -13,12 +13,14 @@ mod holders;
 mod kinds;
 mod lines;
 pub(crate) mod loads;
+pub(crate) mod memory;
 pub(crate) mod physical;
 mod pod;
 pub(crate) mod port;
 pub(crate) mod random;
 pub(crate) mod relief;
 mod seen;
+mod size;
 mod tests;
 mod wishes;
 mod world;
@@ -40,6 +42,8 @@ enum Broken {
     DeafToLinks,
     /// It does not hear that a storage backend fell silent.
     DeafToSilence,
+    /// It does not hear of memory that failed.
+    DeafToMemory,
     /// A lease that changes hands keeps its generation.
     KeepsGenerations,
     /// It moves whatever may move, as often as it likes.

@@ -23,6 +23,7 @@ use super::faults::ROLES;
 use super::happening::Happening;
 use super::lines::Lines;
 use super::loads::Loads;
+use super::memory::FailedMemory;
 use super::port::Event;
 use super::random::Random;
 pub(crate) use super::seen::Seen;
@@ -78,6 +79,8 @@ pub(crate) struct Physical {
     pub(crate) knows_holders: bool,
     /// What becomes of the lines of regions, unless there are too many.
     pub(crate) lines: Option<Lines>,
+    /// Where the pool cannot be read any more.
+    pub(crate) memory: FailedMemory,
     /// What guests have devices do, if daemons tell it.
     pub(crate) loads: Option<Loads>,
     /// Who has something of a lease.
@@ -117,6 +120,7 @@ impl Physical {
             caches: Caches::default(),
             knows_holders: true,
             lines: None,
+            memory: FailedMemory::default(),
             loads: None,
             users: BTreeMap::new(),
             down: BTreeMap::new(),
@@ -280,8 +284,12 @@ impl Physical {
 
     /// A controller makes the first lines of a ring say nothing, before it is anybody's.
     pub(crate) fn clear(&mut self, start: LineOffset) {
-        if let Err(conflict) = self.caches.clear(Area::new(start, RING_HEADER)) {
+        let header = Area::new(start, RING_HEADER);
+        if let Err(conflict) = self.caches.clear(header) {
             self.blame(|| conflict);
+        }
+        if self.memory.holds(&header) {
+            self.blame(|| format!("a ring is cleared at {header:?}, which is known to have failed"));
         }
     }
 
@@ -328,11 +336,14 @@ impl Physical {
     }
 
     pub(crate) fn freeze(&mut self, id: EndpointId, for_us: u64) {
-        // Until then it has looked at its fence every 10 ms.
+        // Until then it has looked at its fence every 10 ms, but not since it was fenced, if it was: it would have ended.
         let looked_us = self.now_us.saturating_sub(self.random.below(10_000));
+        let fences = self.fences.get(&id);
         if let Some(daemon) = self.daemons.get_mut(&id).filter(|daemon| daemon.is_running()) {
             daemon.frozen = true;
-            daemon.looked_us = daemon.looked_us.max(looked_us);
+            if !fences.is_some_and(|fences| daemon.is_fenced(fences)) {
+                daemon.looked_us = daemon.looked_us.max(looked_us);
+            }
             let incarnation = daemon.incarnation;
             self.still.insert(id, self.now_us);
             self.schedule(for_us, Happening::Thaws(id, incarnation));

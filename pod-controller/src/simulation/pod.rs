@@ -7,17 +7,18 @@ use cxl_pool::EndpointId;
 use pod_protocol::ids::{LeaseGeneration, VolumeId};
 use pod_protocol::protocol::Protocol;
 use pod_state::model::{Apart, check, options};
-use pod_state::{Command, Options, Purpose, State};
+use pod_state::{Command, Options, Purpose, Region, RegionUse, State};
 
 use super::Broken;
-use super::faults::{Around, FAULTS};
+use super::faults::{Around, FAULTS, MEMORY};
 use super::happening::Happening;
 use super::kinds::Kind;
 use super::lines::Lines;
-use super::loads::{Busy, Loads, TOLD_EVERY_US};
+use super::loads::{Loads, TOLD_EVERY_US};
 use super::physical::{FENCE_US, Physical, STARTED_WITHIN_US};
 use super::random::Random;
 use super::relief;
+use super::size::Size;
 use super::world::Simulated;
 use crate::balance::BalancePolicy;
 use crate::controller::conductor::{Conductor, Delays};
@@ -33,40 +34,6 @@ const FILLED_AT_ONCE: usize = 8;
 const CALM_US: u64 = 30_000_000;
 /// How long the controller gives whom it fenced: its bound on a slow clock, and a moment.
 pub(super) const FENCE_DELAY_US: u64 = FENCE_US * 11 / 10 + 10_000;
-
-/// How large a pod is, and what happens in it.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Size {
-    pub(super) hosts: u16,
-    pub(super) names: u64,
-    /// Whether volumes are in groups.
-    pub(super) grouped: bool,
-    /// How small the pool may be, in MiB for each name.
-    pub(super) least_mib: u64,
-    pub(super) seconds: u64,
-    /// What comes in so much time is heard in one turn.
-    pub(super) slice_us: u64,
-    /// How often delays are doubled on the slowest ways.
-    pub(super) doublings_max: u32,
-    /// A fault about every so many slices.
-    pub(super) fault_every: u64,
-    /// Of faults of the controller, one in so many kills it; one at a commit does twice as often.
-    pub(super) crash_every: u64,
-    /// How long there is no controller then, at most.
-    pub(super) orphaned_us: u64,
-    /// So many volumes and instances are asked for before anything goes wrong.
-    pub(super) filled: u64,
-    /// Wishes about every so many slices.
-    pub(super) wish_every: u64,
-    /// How many come at once.
-    pub(super) wishes: u64,
-    /// All of the state is looked at after every so many turns. What commands touched is after each.
-    pub(super) check_every: u64,
-    /// Whether it is seen to the lines of regions: a large pool has too many.
-    pub(super) has_lines: bool,
-    /// How rarely guests are busy, if daemons tell it and the controller does something about it.
-    pub(super) busy: Option<Busy>,
-}
 
 pub(super) struct Pod {
     pub(super) conductor: Option<Conductor<Simulated>>,
@@ -208,8 +175,10 @@ impl Pod {
     }
 
     fn fault(&mut self) {
-        let fault = self.around().draw_fault(FAULTS + 2);
+        let kinds = if self.size.memory_fails { MEMORY + 1 } else { MEMORY };
+        let fault = self.around().draw_fault(kinds);
         match fault.kind {
+            MEMORY => self.around().fault(fault),
             FAULTS if self.may_crash() && self.dice.once_in(self.size.crash_every) => self.crash_controller(),
             FAULTS => {}
             kind if kind > FAULTS => {
@@ -473,7 +442,13 @@ impl Pod {
         if state.leases.len() + state.channels.len() + state.volumes.len() > 0 {
             return Err("leases, channels or volumes are left".to_owned());
         }
-        let left = state.regions.iter().find(|region| !matches!(region.purpose, Purpose::Receive(_)));
+        // What failed is nobody's for ever.
+        let memory = &conductor.world.physical.memory;
+        let stays = |it: &Region| match it.usage {
+            RegionUse::Failed => memory.holds(&it.area),
+            _ => matches!(it.purpose, Purpose::Receive(_)),
+        };
+        let left = state.regions.iter().find(|region| !stays(region));
         left.map_or(Ok(()), |region| Err(format!("{region:?} is left")))
     }
 }

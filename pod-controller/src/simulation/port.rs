@@ -179,6 +179,11 @@ impl Port {
             self.events.push_back(PortEvent::Answered { endpoint: to, command: ticket, result });
             return ticket;
         };
+        if let Order::Apply { object, .. } = order
+            && let Some(area) = physical.memory.is_in(object)
+        {
+            physical.blame(|| format!("{to} is to use {area:?}, which is known to have failed: {object:?}"));
+        }
         self.unanswered.insert(ticket, to);
         self.queued.entry(to).or_default().push((connection, ticket, order.clone()));
         ticket

@@ -115,7 +115,7 @@ impl World for Simulated {
 
     fn poll(&mut self, _now: Instant) -> Option<Event> {
         loop {
-            let event = self.port.events.pop_front()?;
+            let mut event = self.port.events.pop_front()?;
             if self.broken == Some(Broken::DeafToLinks)
                 && let PortEvent::Report { report: Report::Link { up: false, .. }, .. } = event
             {
@@ -126,6 +126,11 @@ impl World for Simulated {
                 && endpoint.role == Role::BlkBackend
             {
                 continue;
+            }
+            if self.broken == Some(Broken::DeafToMemory)
+                && let PortEvent::Joined { join, .. } = &mut event
+            {
+                join.memory_failures.clear();
             }
             return Some(event);
         }
