@@ -40,9 +40,14 @@ pub struct Conversation {
 impl Conversation {
     /// With a guest that has just been booted.
     pub fn begin(pod: &Pod, vm: &PodVm) -> Result<Self> {
+        Self::begin_at(GUEST_ADDRESS, pod, vm)
+    }
+
+    /// With one that was booted at another address.
+    pub fn begin_at(address: &str, pod: &Pod, vm: &PodVm) -> Result<Self> {
         vm.exec(&format!("(while :; do nc -l -p {PORT} -e cat; done) > /dev/null 2>&1 < /dev/null &"))?;
         let began = Instant::now();
-        let address: SocketAddr = format!("{GUEST_ADDRESS}:{PORT}").parse()?;
+        let address: SocketAddr = format!("{address}:{PORT}").parse()?;
         let stream = loop {
             match pod
                 .client_namespace()
