@@ -42,7 +42,7 @@ impl FailedMemory {
         self.kept.extend(new);
     }
 
-    /// A controller hands out memory of which it knows that it failed.
+    /// What an object has of memory that is known to have failed.
     pub(super) fn is_in(&self, object: &Object) -> Option<Area> {
         areas_of(object).into_iter().find(|area| self.holds(area))
     }

@@ -40,8 +40,8 @@ fn idle_daemons_use_next_to_nothing() {
     let mut busy = Vec::new();
     for ((daemon, before), after) in stage.pod.processes().zip(before).zip(after) {
         #[expect(clippy::cast_precision_loss, reason = "few in some seconds")]
-        let wakeups = (after.wakeups - before.wakeups) as f64 / seconds;
-        let share = (after.cpu.saturating_sub(before.cpu)).as_secs_f64() / seconds;
+        let wakeups = after.wakeups.saturating_sub(before.wakeups) as f64 / seconds;
+        let share = after.cpu.saturating_sub(before.cpu).as_secs_f64() / seconds;
         let said = format!(
             "{}: woken {wakeups:.0} times in a second, {:.2} % of a core",
             daemon.name(),
