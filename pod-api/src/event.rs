@@ -69,7 +69,7 @@ pub enum EventKind {
     PoolAdopted,
     /// A lease moved to its backup.
     Failover,
-    /// A lease moved between NICs that work, on demand.
+    /// A lease moved between NICs that work, on demand, or a volume, or a column of it, has moved to another SSD.
     Migrated,
     /// A NIC has carried, or an SSD has done, too much for a while.
     Overloaded,
@@ -81,9 +81,9 @@ pub enum EventKind {
     DrainEnded,
     /// A lease left a NIC that is to be empty.
     Drained,
-    /// Another host gets ready for an instance.
+    /// Another host gets ready for an instance, or another SSD for a volume.
     MigrationPrepared,
-    /// An instance that was to move stays where it is.
+    /// An instance or a volume that was to move stays where it is.
     MigrationAborted,
     /// An instance runs on another host now.
     InstanceMigrated,
@@ -101,12 +101,6 @@ pub enum EventKind {
     VolumeChanged,
     /// A volume was deleted.
     VolumeDeleted,
-    /// A volume, or a column of it, is being copied to the SSD to which it is to move.
-    VolumeMoving,
-    /// A volume, or a column of it, lies on the SSD to which it was to move.
-    VolumeMoved,
-    /// A volume, or a column of it, that was to move to another SSD stays where it is.
-    VolumeStays,
     /// A replica of a mirrored volume may miss something, and is not relied on any more.
     ReplicaDropped,
     /// A replica of a mirrored volume has everything again.
@@ -185,9 +179,6 @@ impl EventKind {
             Self::VolumeCreated => "volume-created",
             Self::VolumeChanged => "volume-changed",
             Self::VolumeDeleted => "volume-deleted",
-            Self::VolumeMoving => "volume-moving",
-            Self::VolumeMoved => "volume-moved",
-            Self::VolumeStays => "volume-stays",
             Self::ReplicaDropped => "replica-dropped",
             Self::ReplicaSynced => "replica-synced",
             Self::InstanceCreated => "instance-created",

@@ -124,9 +124,6 @@ impl Protocol {
     /// The first minor in which a striped volume is created with what it is sure of. Controllers of the one before would overlook that, and place it
     /// where there is no room for it.
     pub const RESERVES_STRIPED: u16 = 1;
-    /// The first minor in which moves of volumes are told of as such. Controllers of the one before cannot read that, and tell of volumes that
-    /// change and of replicas in sync.
-    pub const TELLS_OF_MOVES: u16 = 1;
 
     /// The version of this release's major with another minor.
     #[must_use]

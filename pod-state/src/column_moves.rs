@@ -62,8 +62,7 @@ impl State {
             volume.beside = Some(Replica { stale: true, place, ..beside });
             volume.epoch += 1;
         }
-        let kind = self.telling_of_move(EventKind::VolumeMoving, EventKind::VolumeChanged);
-        effects.push(Effect::event(kind, name, message));
+        effects.push(Effect::event(EventKind::MigrationPrepared, name, message));
         Ok(())
     }
 
@@ -183,8 +182,7 @@ impl State {
         volume.epoch += 1;
         let (name, device) = (volume.name.clone(), beside.device.clone());
         let message = format!("its column does not move to {}: {reason}", self.device_name(&device));
-        let kind = self.telling_of_move(EventKind::VolumeStays, EventKind::VolumeChanged);
-        effects.push(Effect::event(kind, name, message));
+        effects.push(Effect::event(EventKind::MigrationAborted, name, message));
     }
 
     fn leave_beside(&mut self, id: VolumeId, effects: &mut Vec<Effect>) {

@@ -126,8 +126,11 @@ impl State {
             return Effect::event(EventKind::ReplicaSynced, name, message);
         };
         let (new, old) = (self.device_name(device), self.device_name(old));
-        let kind = self.telling_of_move(EventKind::VolumeMoved, EventKind::ReplicaSynced);
-        Effect::event(kind, name, format!("{new} has everything, and takes the place of {old}"))
+        Effect::event(
+            EventKind::Migrated,
+            name,
+            format!("{new} has everything, and takes the place of {old}"),
+        )
     }
 
     /// The mirrored volume of a lease that this frontend serves.

@@ -1,6 +1,5 @@
 //! What the whole pod speaks.
 
-use pod_api::EventKind;
 use pod_protocol::objects::{Object, ObjectId, ProtocolObject};
 use pod_protocol::protocol::Protocol;
 
@@ -137,11 +136,6 @@ impl State {
     /// places apart.
     pub fn moves_within_hosts(&self) -> bool {
         self.options.protocol_minor >= Protocol::MOVES_WITHIN_HOSTS
-    }
-
-    /// How a move of a volume is told of. Replicas of 1.0 cannot read that, and tell of it as before.
-    pub(super) fn telling_of_move(&self, as_such: EventKind, as_before: EventKind) -> EventKind {
-        if self.options.protocol_minor >= Protocol::TELLS_OF_MOVES { as_such } else { as_before }
     }
 
     /// In which order NICs are filled now.

@@ -60,7 +60,7 @@ impl State {
         let id = volume.id;
         let (kind, message) = match old {
             Some(old) => (
-                self.telling_of_move(EventKind::VolumeMoving, EventKind::VolumeChanged),
+                EventKind::MigrationPrepared,
                 format!("it moves from {} to {}", self.device_name(old), self.device_name(&device)),
             ),
             None => (EventKind::VolumeChanged, format!("it gets a replica on {}", self.device_name(&device))),
@@ -198,10 +198,9 @@ impl State {
             volume.epoch += 1;
         }
         let (kind, message) = match replaced {
-            Some(_) => (
-                self.telling_of_move(EventKind::VolumeStays, EventKind::VolumeChanged),
-                format!("it does not move to {ssd}: that was called off"),
-            ),
+            Some(_) => {
+                (EventKind::MigrationAborted, format!("it does not move to {ssd}: that was called off"))
+            }
             None => (EventKind::VolumeChanged, format!("its replica on {ssd} is to go")),
         };
         effects.push(Effect::event(kind, name, message));
@@ -226,8 +225,7 @@ impl State {
         volume.epoch += 1;
         let (name, device) = (volume.name.clone(), replica.device.clone());
         let message = format!("its replica on {} stays meanwhile", self.device_name(&device));
-        let kind = self.telling_of_move(EventKind::VolumeStays, EventKind::VolumeChanged);
-        effects.push(Effect::event(kind, name, message));
+        effects.push(Effect::event(EventKind::MigrationAborted, name, message));
     }
 
     /// A frontend has seen that a replica is to go, or has let go of it.

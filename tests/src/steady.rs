@@ -88,7 +88,7 @@ pub fn judge(
 }
 
 /// Measures until what is measured is as it should be, a few times at most, and returns it. What a host that stood still for a while has spoilt is right
-/// the next time, and what is wrong by itself is wrong each time.
+/// the next time, and what is wrong by itself is wrong each time; what goes wrong now and then only is not seen by this.
 ///
 /// # Panics
 /// If it never is.

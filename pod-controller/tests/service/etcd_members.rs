@@ -55,15 +55,18 @@ fn pod_goes_on_while_most_members_of_an_etcd_do() {
     // Two of three: nothing can be changed, and nothing is lost.
     etcd.kill(0);
     etcd.kill(1);
-    assert_eq!(set_type(&client, "refused").expect_err("nobody keeps it").status(), Some(503));
+    assert_eq!(set_type(&client, "unknown").expect_err("nobody keeps it").status(), Some(503));
     assert_eq!(names(&client).expect("it answers"), made);
     etcd.go_on(0);
     etcd.wait_for(2);
     until("readiness", || client.ready().ok());
     etcd.go_on(1);
+    // A member may have written it down, and have it carried out when there are enough of them again.
+    let there = names(&client).expect("it answers");
+    assert!(there.is_superset(&made), "{there:?}");
 
     // Its successor finds all of it.
     process.kill();
     let _process = Process::start(&pod, &["--store", &store]);
-    until("what etcd had", || names(&client).filter(|names| *names == made));
+    until("what etcd had", || names(&client).filter(|names| *names == there));
 }

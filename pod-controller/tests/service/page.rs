@@ -121,7 +121,7 @@ fn the_pod_is_shown_changed_and_followed() {
     let there = AddReplica { device: Some("h3/ssd0".to_owned()), replaces: Some("h2/ssd0".to_owned()) };
     client.add_replica("vol0", &there).expect("there is room");
     browser.wait(
-        "document.querySelector('#timeline li.move[data-kind=volume-moving]') !== null",
+        "document.querySelector('#timeline li.move[data-kind=migration-prepared]') !== null",
         "the volume to move",
     );
     let troubles = browser.text("{ const it = document.querySelector('#filter'); it.value = 'troubles'; it.dispatchEvent(new Event('change')); document.querySelectorAll('#timeline li.move').length }");

@@ -133,13 +133,13 @@ fn a_columns_move_is_told_of_as_one() {
         }
     };
     let mut state = pod();
-    assert_eq!(kind(&mut state, &moves(2, None)), EventKind::VolumeMoving);
+    assert_eq!(kind(&mut state, &moves(2, None)), EventKind::MigrationPrepared);
     scrub(&mut state);
     let mut other = state.clone();
     let cannot = failed(&other);
-    assert_eq!(kind(&mut other, &cannot), EventKind::VolumeStays);
+    assert_eq!(kind(&mut other, &cannot), EventKind::MigrationAborted);
     let done = copied(&state);
-    assert_eq!(kind(&mut state, &done), EventKind::VolumeMoved);
+    assert_eq!(kind(&mut state, &done), EventKind::Migrated);
 }
 
 #[test]

@@ -237,35 +237,27 @@ fn told(state: &mut State, command: &Command) -> Vec<EventKind> {
 }
 
 #[test]
-fn a_move_is_told_of_as_such_once_all_controllers_can_read_that() {
-    use EventKind::{ReplicaSynced, VolumeChanged, VolumeMoved, VolumeMoving, VolumeStays};
-    for (minor, moving, moved, stays) in [
-        (Protocol::TELLS_OF_MOVES, VolumeMoving, VolumeMoved, VolumeStays),
-        (0, VolumeChanged, ReplicaSynced, VolumeChanged),
-    ] {
-        let mut state = pod(true);
-        state.options.protocol_minor = minor;
-        assert_eq!(told(&mut state, &add(Some(3), Some(2))), [moving]);
-        let mut called_off = state.clone();
-        assert_eq!(told(&mut called_off, &remove(3)), [stays]);
-        let done = synced(&state, 1);
-        assert_eq!(told(&mut state, &done), [moved]);
-        // The new place is lost before the old one has gone.
-        let mut lost = state.clone();
-        let gone = told(&mut lost, &Command::Gone { endpoint: endpoint(3, Role::BlkBackend) });
-        assert!(gone.contains(&stays), "{gone:?}");
-        for expected in [EventKind::ReplicaDropped, VolumeChanged] {
-            let step = left(&state, 0);
-            assert_eq!(told(&mut state, &step), [expected]);
-        }
-        // A mirror that is made and unmade moves nowhere.
-        let mut mirror = pod(true);
-        mirror.options.protocol_minor = minor;
-        assert_eq!(told(&mut mirror, &add(Some(3), None)), [VolumeChanged]);
-        let done = synced(&mirror, 1);
-        assert_eq!(told(&mut mirror, &done), [ReplicaSynced]);
-        assert_eq!(told(&mut mirror, &remove(2)), [VolumeChanged]);
+fn a_move_is_told_of_as_one() {
+    let mut state = pod(true);
+    assert_eq!(told(&mut state, &add(Some(3), Some(2))), [EventKind::MigrationPrepared]);
+    let mut called_off = state.clone();
+    assert_eq!(told(&mut called_off, &remove(3)), [EventKind::MigrationAborted]);
+    let done = synced(&state, 1);
+    assert_eq!(told(&mut state, &done), [EventKind::Migrated]);
+    // The new place is lost before the old one has gone.
+    let mut lost = state.clone();
+    let gone = told(&mut lost, &Command::Gone { endpoint: endpoint(3, Role::BlkBackend) });
+    assert!(gone.contains(&EventKind::MigrationAborted), "{gone:?}");
+    for expected in [EventKind::ReplicaDropped, EventKind::VolumeChanged] {
+        let step = left(&state, 0);
+        assert_eq!(told(&mut state, &step), [expected]);
     }
+    // A mirror that is made and unmade moves nowhere.
+    let mut mirror = pod(true);
+    assert_eq!(told(&mut mirror, &add(Some(3), None)), [EventKind::VolumeChanged]);
+    let done = synced(&mirror, 1);
+    assert_eq!(told(&mut mirror, &done), [EventKind::ReplicaSynced]);
+    assert_eq!(told(&mut mirror, &remove(2)), [EventKind::VolumeChanged]);
 }
 
 #[test]

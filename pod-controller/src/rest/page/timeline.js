@@ -2,7 +2,7 @@
 
 const MOVES = new Set([
   "failover", "migrated", "balanced", "drained", "failed-back", "migration-prepared", "migration-aborted", "instance-migrated",
-  "drain-begun", "drain-ended", "volume-moving", "volume-moved", "volume-stays",
+  "drain-begun", "drain-ended",
 ]);
 const TROUBLES = new Set([
   "endpoint-silent", "endpoint-fenced", "join-refused", "link-down", "link-held", "device-failed", "device-gone", "disk-failed",
