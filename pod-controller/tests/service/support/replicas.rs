@@ -24,6 +24,8 @@ pub(crate) struct Replicas {
     faults: Option<FaultyDisk>,
     /// More of the configuration of each.
     pub(crate) sections: BTreeMap<u16, String>,
+    /// Where each listens besides its socket, and how, as lines of its configuration.
+    pub(crate) listen: BTreeMap<u16, String>,
     /// Those that do not find the pool where the others have it.
     pub(crate) outside: BTreeSet<u16>,
 }
@@ -36,6 +38,7 @@ impl Replicas {
             paused: BTreeMap::new(),
             faults: None,
             sections: BTreeMap::new(),
+            listen: BTreeMap::new(),
             outside: BTreeSet::new(),
         }
     }
@@ -82,10 +85,11 @@ impl Replicas {
             if self.outside.contains(&replica) { ("nowhere/pool", "outside = true\n") } else { ("pool", "") };
         let text = format!(
             "[controller]\nstate = '{root}/{state}.redb'\nlisten = '{root}/run/replica{replica}.sock'\n\
-             listen-tcp = 'none'\ndetect-ms = 5000\ntx-area = '4M'\nrx-area = '4M'\ndata-area = '4M'\n\
+             {}\ndetect-ms = 5000\ntx-area = '4M'\nrx-area = '4M'\ndata-area = '4M'\n\
              [replication]\nreplica = {replica}\nlog = '{root}/replica{replica}.redb.replica'\n\
              heartbeat-ms = {heartbeat}\nelection-ms = {election}\n\
              {outside}[pool]\npath = '{root}/{pool}'\n[run]\ndirectory = '{root}/run'\n{}",
+            self.listen.get(&replica).map_or("listen-tcp = 'none'", String::as_str),
             self.sections.get(&replica).map_or("", String::as_str)
         );
         std::fs::write(&path, text).expect("a configuration");
