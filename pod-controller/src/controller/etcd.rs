@@ -134,29 +134,39 @@ impl EtcdController {
                     tracing::info!("etcd is there again: changes are made");
                     return Ok(Some(office));
                 }
+                Err(ControllerError::Store(StoreError::Etcd(EtcdError::GivenUp { .. }))) => return Ok(None),
                 Err(error) if is_away(&error) => error.to_string(),
                 Err(error) => return Err(error),
             };
-            self.handle.set_store_away(Some(away.clone()));
-            let until = Instant::now() + TRY_EVERY;
-            loop {
-                let left = until.saturating_duration_since(Instant::now());
-                match self.desk.requests().recv_timeout(left) {
-                    Ok(Request::Apply { reply, .. }) => {
-                        // A client that went away needs no answer.
-                        let _ = reply.send(Err(SubmitError::StoreAway(away.clone())));
-                    }
-                    Ok(Request::Look) => {}
-                    Ok(Request::Stop) | Err(RecvTimeoutError::Disconnected) => return Ok(None),
-                    Err(RecvTimeoutError::Timeout) => break,
+            if !self.refuse(TRY_EVERY, &away) {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Refuses changes for so long, and says whether to go on: not if it is to stop.
+    fn refuse(&self, time: Duration, away: &str) -> bool {
+        self.handle.set_store_away(Some(away.to_owned()));
+        let until = Instant::now() + time;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            match self.desk.requests().recv_timeout(left) {
+                Ok(Request::Apply { reply, .. }) => {
+                    // A client that went away needs no answer.
+                    let _ = reply.send(Err(SubmitError::StoreAway(away.to_owned())));
                 }
+                Ok(Request::Look) => {}
+                Ok(Request::Stop) | Err(RecvTimeoutError::Disconnected) => return false,
+                Err(RecvTimeoutError::Timeout) => return true,
             }
         }
     }
 
     fn enter_again(&self) -> Result<InOffice, ControllerError> {
         self.link.reach().map_err(StoreError::from)?;
-        let (store, mut recovered) = EtcdStore::open(&self.link, seen(&self.pool))?;
+        // Somebody who took over and died counts as there for as long as its lease lasts, and longer where etcd is busy.
+        let pause = |time: Duration, waiting: &str| self.refuse(time, waiting);
+        let (store, mut recovered) = EtcdStore::open_beside(&self.link, seen(&self.pool), pause)?;
         if recovered.state.is_none() {
             return Err(store.gone().into());
         }

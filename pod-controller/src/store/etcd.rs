@@ -22,6 +22,7 @@ mod snapshot;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use pod_api::Event;
 use pod_state::{Command, State};
@@ -95,7 +96,21 @@ pub(crate) struct EtcdStore {
 impl EtcdStore {
     /// Becomes the one who writes there, in a term of office that is larger than all before and than `earlier`.
     pub(crate) fn open(link: &Arc<EtcdLink>, earlier: u64) -> Result<(Self, Recovered), StoreError> {
-        let office = Office::take(link, earlier, |place, found| Ok(read_head(place, found)?.0.term))?;
+        Self::open_beside(link, earlier, |time, _| {
+            std::thread::sleep(time);
+            true
+        })
+    }
+
+    /// As [`EtcdStore::open`], for who has other duties: `pause` passes some time while another controller counts as there, which the
+    /// text says, and says whether to go on waiting.
+    pub(crate) fn open_beside(
+        link: &Arc<EtcdLink>,
+        earlier: u64,
+        pause: impl FnMut(Duration, &str) -> bool,
+    ) -> Result<(Self, Recovered), StoreError> {
+        let term = |place: &Place, found: Option<&KeyValue>| Ok(read_head(place, found)?.0.term);
+        let office = Office::take(link, earlier, term, pause)?;
         let (head, revision) = office.head(|found| read_head(&link.place, found))?;
         let (link, events) = (Arc::clone(link), VecDeque::new());
         let mut store = Self {

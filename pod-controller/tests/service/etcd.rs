@@ -12,12 +12,15 @@ use crate::support::description::Description;
 use crate::support::etcd_server::Etcd;
 use crate::support::replicas::volume;
 use crate::support::{Pod, until, vm};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use cxl_pool::Role;
 use pod_api::InstanceTypeSpec;
 use pod_api::client::Client;
 use pod_protocol::objects::Object;
 use pod_protocol::reports::Report;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rustix::process::{Pid, Signal, kill_process};
 
 /// A controller as a process, which can be killed.
 pub(crate) struct Process {
@@ -52,6 +55,11 @@ impl Process {
     pub(crate) fn kill(mut self) {
         self.child.kill().expect("it can be killed");
         self.child.wait().expect("it ends");
+    }
+
+    /// Asks it to stop.
+    fn terminate(&self) {
+        kill_process(Pid::from_child(&self.child), Signal::TERM).expect("it is there");
     }
 
     /// Whether it has not ended.
@@ -326,6 +334,54 @@ fn number(answer: &str, name: &str) -> u64 {
     rest.split('"').next().and_then(|it| it.parse().ok()).unwrap_or_else(|| panic!("no {name}: {answer}"))
 }
 
+/// Has the claim of whoever is in office last for so long, and be this in place of its own. Returns the lease.
+fn put_claim(etcd: &Etcd, seconds: u32, other: Option<&str>) -> u64 {
+    let all = post(etcd, "kv/range", r#"{"key":"AA==","range_end":"AA=="}"#, None);
+    let all: serde_json::Value = serde_json::from_str(&all).expect("JSON");
+    let keys = all["kvs"].as_array().expect("keys");
+    let claim = keys.iter().find(|key| key["lease"].is_string()).expect("its claim");
+    let granted = post(etcd, "lease/grant", &format!("{{\"TTL\":\"{seconds}\"}}"), None);
+    let lease = number(&granted, "ID");
+    let value = other.map_or_else(|| claim["value"].clone(), |other| STANDARD.encode(other).into());
+    let put = serde_json::json!({"key": claim["key"], "value": value, "lease": lease.to_string()});
+    post(etcd, "kv/put", &put.to_string(), None);
+    lease
+}
+
+#[test]
+fn whoever_waits_for_another_ones_lease_refuses_changes_and_can_be_stopped() {
+    let mut etcd = Etcd::start();
+    let mut pod = Pod::new_in_file();
+    pod.stop_controller();
+    let client = pod.client();
+    let store = etcd.address("wadi/pod1");
+    let mut process = Process::start(&pod, &["--store", &store, "--bootstrap"]);
+    until("a change", || set_type(&client, "before").ok());
+
+    // As if a stand-by had taken over while etcd could not be reached from here, and had died.
+    let lease = put_claim(&etcd, 3600, Some("a stand-by"));
+    let begin_to_wait = |etcd: &mut Etcd| {
+        etcd.kill();
+        until("that etcd is away", || set_type(&client, "before").err());
+        assert!(etcd.go_on());
+        until("that somebody is waited for", || {
+            let refusal = set_type(&client, "before").err()?.to_string();
+            refusal.contains("waiting until a stand-by counts as gone").then_some(())
+        });
+    };
+    begin_to_wait(&mut etcd);
+    // What was seen of the state is shown meanwhile.
+    assert_eq!(types(&client), Some(1));
+    post(&etcd, "lease/revoke", &format!("{{\"ID\":\"{lease}\"}}"), None);
+    until("a change", || set_type(&client, "after").ok());
+    assert_eq!(types(&client), Some(2));
+
+    put_claim(&etcd, 3600, Some("a stand-by"));
+    begin_to_wait(&mut etcd);
+    process.terminate();
+    assert!(process.ended().success(), "{}", process.said());
+}
+
 #[test]
 fn who_died_is_waited_for_also_where_etcd_ends_leases_late() {
     let etcd = Etcd::start();
@@ -338,14 +394,7 @@ fn who_died_is_waited_for_also_where_etcd_ends_leases_late() {
     process.kill();
 
     // As if a busy disk kept etcd from ending it: longer than it was granted for.
-    let all = post(&etcd, "kv/range", r#"{"key":"AA==","range_end":"AA=="}"#, None);
-    let all: serde_json::Value = serde_json::from_str(&all).expect("JSON");
-    let keys = all["kvs"].as_array().expect("keys");
-    let mut claim = keys.iter().find(|key| key["lease"].is_string()).expect("its claim").clone();
-    let granted = post(&etcd, "lease/grant", r#"{"TTL":"11"}"#, None);
-    claim["lease"] = number(&granted, "ID").to_string().into();
-    let put = serde_json::json!({"key": claim["key"], "value": claim["value"], "lease": claim["lease"]});
-    post(&etcd, "kv/put", &put.to_string(), None);
+    put_claim(&etcd, 11, None);
 
     let _next = Process::start(&pod, &["--store", &store]);
     until("what was there before", || (types(&client)? == 1).then_some(()));

@@ -32,6 +32,14 @@ pub enum EtcdError {
         /// Who.
         holder: String,
     },
+    /// Another controller counts as there still, and is not waited for any more.
+    #[error("{holder} counts as there in {place}, and is not waited for")]
+    GivenUp {
+        /// Where the state is.
+        place: String,
+        /// Who.
+        holder: String,
+    },
     /// Another controller has come while this one could not be heard of.
     #[error("{by} has taken over {place} from this controller: only one controller can keep its state there")]
     TakenOver {

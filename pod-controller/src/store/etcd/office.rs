@@ -90,11 +90,13 @@ pub(super) struct Office {
 
 impl Office {
     /// Waits until nobody else has it, and takes it, in a term that is larger than all before and than `earlier`. `last` says
-    /// in which one the head was written, or refuses it.
+    /// in which one the head was written, or refuses it. `pause` passes some time while somebody else counts as there, and says whether
+    /// to go on waiting.
     pub(super) fn take(
         link: &Arc<EtcdLink>,
         earlier: u64,
         last: impl Fn(&Place, Option<&KeyValue>) -> Result<u64, EtcdError>,
+        mut pause: impl FnMut(Duration, &str) -> bool,
     ) -> Result<Self, EtcdError> {
         let (place, claim) = (&link.place, &link.claim);
         let keys = [&place.leader, &place.term, &place.head];
@@ -119,11 +121,14 @@ impl Office {
                 if predecessor.is_there(link, leader) {
                     return Err(EtcdError::InUse { place: place.to_string(), holder });
                 }
+                let waiting = format!("waiting until {holder} counts as gone from {place}");
                 if predecessor.looks == 1 {
-                    tracing::info!("waiting until {holder} counts as gone from {place}");
+                    tracing::info!("{waiting}");
                 }
-                std::thread::sleep(LOOK_EVERY);
-                continue;
+                if pause(LOOK_EVERY, &waiting) {
+                    continue;
+                }
+                return Err(EtcdError::GivenUp { place: place.to_string(), holder });
             }
             let term_found = found.found(&place.term);
             let before = match term_found {
