@@ -3,22 +3,22 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use reqwest::{Method, Url};
 
 use crate::{
-    AddReplica, Balance, ChangeVolume, Controller, ControllerList, CreateInstance, CreateVolume, Device,
-    DeviceList, Explanation, Host, HostList, Instance, InstanceList, InstancePriority, InstanceType,
-    InstanceTypeList, InstanceTypeSpec, MigrateInstance, MigrateNic, NicPolicy, Pool, Problem, Volume,
-    VolumeList,
+    AddReplica, ChangeVolume, Controller, ControllerList, CreateInstance, CreateVolume, Device, DeviceList,
+    Explanation, Host, HostList, Instance, InstanceList, InstancePriority, InstanceType, InstanceTypeList,
+    InstanceTypeSpec, MigrateInstance, MigrateNic, NicPolicy, Pool, Problem, Volume, VolumeList,
 };
 
 mod credentials;
 mod devices;
 mod events;
 mod mchannels;
+mod measured;
 mod relabel;
 mod request;
 mod tls;
@@ -120,6 +120,8 @@ pub struct Client {
     dry_run: bool,
     version: Option<String>,
     token: Option<String>,
+    /// What is missing in answers since somebody asked.
+    unmeasured: Arc<Mutex<Option<String>>>,
 }
 
 impl Client {
@@ -155,7 +157,16 @@ impl Client {
         let base =
             base.ok_or_else(|| ClientError::SetUp(io::Error::other("the base address does not parse")))?;
         let runtime = Arc::new(runtime);
-        Ok(Self { server, base, http, runtime, dry_run: false, version: None, token: None })
+        Ok(Self {
+            server,
+            base,
+            http,
+            runtime,
+            dry_run: false,
+            version: None,
+            token: None,
+            unmeasured: Arc::default(),
+        })
     }
 
     /// Prepares to talk to a controller's UNIX socket.
@@ -344,11 +355,6 @@ impl Client {
         self.get(&["v1", "instances", name])
     }
 
-    /// What passes through NICs, and what would be done about those that carry too much.
-    pub fn balance(&self) -> Result<Balance, ClientError> {
-        self.get(&["v1", "balance"])
-    }
-
     /// The controllers of the pod.
     pub fn controllers(&self) -> Result<Vec<Controller>, ClientError> {
         self.get::<ControllerList>(&["v1", "controllers"]).map(|list| list.controllers)
@@ -434,25 +440,12 @@ impl Client {
 
     /// The pool and its regions.
     pub fn pool(&self) -> Result<Pool, ClientError> {
-        self.get(&["v1", "pool"])
+        self.pool_with(&[])
     }
 
-    /// Metrics in the text format of Prometheus.
-    pub fn metrics(&self) -> Result<String, ClientError> {
-        self.metrics_with(&[])
-    }
-
-    /// The same of the controller that leads, whichever replica is asked, as far as it answers: what daemons count only that one knows.
-    pub fn metrics_of_leader(&self) -> Result<String, ClientError> {
-        self.metrics_with(&[("leader", "true")])
-    }
-
-    fn metrics_with(&self, query: &[(&str, &str)]) -> Result<String, ClientError> {
-        self.runtime.block_on(async {
-            let response = self.send::<()>(Method::GET, &["metrics"], query, None).await?;
-            let response = self.refusal(response).await?;
-            response.text().await.map_err(|error| self.garbled(&error))
-        })
+    /// The pool, and those of its regions with all of these fields, such as `("state", "quarantined")`.
+    pub fn pool_with(&self, fields: &[(&str, &str)]) -> Result<Pool, ClientError> {
+        self.call::<(), _>(Method::GET, &["v1", "pool"], fields, None)
     }
 }
 

@@ -1,6 +1,10 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+/// The header that says in an answer that what daemons measure is missing in it, and which controller knows it: only whoever leads
+/// hears daemons, and did not answer whoever was asked.
+pub const UNMEASURED: &str = "wadi-unmeasured";
+
 /// The controllers of the pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ControllerList {

@@ -8,6 +8,10 @@ pub struct EventList {
     pub events: Vec<Event>,
     /// Events before this sequence number are not kept any more.
     pub first: u64,
+    /// The sequence number of the last event that there is, whether or not it is among these. Where nothing was left out for their
+    /// number, go on after it; 0 of controllers that do not say it.
+    #[serde(default)]
+    pub last: u64,
 }
 
 /// Something that happened in the pod.

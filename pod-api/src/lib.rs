@@ -21,7 +21,7 @@ mod volume;
 
 pub use balance::{Balance, BalanceMode, NicLoad, PlannedMove, PlannedVolumeMove, SsdLoad, VolumeBalance};
 pub use condition::{Condition, ConditionKind};
-pub use controller::{Controller, ControllerList};
+pub use controller::{Controller, ControllerList, UNMEASURED};
 pub use event::{Event, EventKind, EventList};
 pub use explanation::{Candidate, CandidatePart, DeviceExplanation, Explanation};
 pub use host::{

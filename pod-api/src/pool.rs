@@ -31,8 +31,11 @@ pub struct Pool {
     pub failed_bytes: u64,
     /// The longest free range: the largest region that can be had.
     pub largest_free_bytes: u64,
-    /// All regions, sorted by place.
+    /// Its regions, or those that were asked for, sorted by place.
     pub regions: Vec<Region>,
+    /// There are more: ask again, and `continue` with this.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
 }
 
 /// A leased range of the pool.

@@ -67,7 +67,8 @@ impl Journal {
         let events = self.lock();
         let first = events.front().map_or_else(|| self.last() + 1, |event| event.sequence);
         let start = events.partition_point(|event| event.sequence <= sequence);
-        EventList { events: events.iter().skip(start).take(limit).cloned().collect(), first }
+        let last = events.back().map_or(first.saturating_sub(1), |event| event.sequence);
+        EventList { events: events.iter().skip(start).take(limit).cloned().collect(), first, last }
     }
 
     /// Tells when there are newer events.
@@ -98,6 +99,8 @@ mod tests {
         journal.add((6..=EVENTS_MAX as u64 + 3).map(event).collect());
         let list = journal.after(0, usize::MAX);
         assert_eq!((list.first, list.events.len()), (4, EVENTS_MAX));
+        assert_eq!(list.last, EVENTS_MAX as u64 + 3);
+        assert_eq!(journal.after(0, 0).last, list.last, "it is known without them");
         assert_eq!(journal.first_after(0), 4);
         assert_eq!(journal.after(EVENTS_MAX as u64 + 2, 10).events, [event(EVENTS_MAX as u64 + 3)]);
         assert!(journal.after(u64::MAX, 10).events.is_empty());
@@ -105,6 +108,7 @@ mod tests {
 
     #[test]
     fn empty_journal_says_where_it_will_begin() {
-        assert_eq!(Journal::new(Vec::new()).after(0, 10), EventList { events: Vec::new(), first: 1 });
+        let empty = EventList { events: Vec::new(), first: 1, last: 0 };
+        assert_eq!(Journal::new(Vec::new()).after(0, 10), empty);
     }
 }

@@ -5,6 +5,7 @@
 mod controllers;
 mod mchannels;
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::atomic::AtomicU64;
 use std::time::Instant;
@@ -19,6 +20,7 @@ use prometheus_client::metrics::{MetricType, TypedMetric};
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::controller::Handle;
+use crate::view::{purpose, region_state};
 
 type Labels = Vec<(&'static str, String)>;
 
@@ -371,14 +373,19 @@ fn add_pool(page: &mut Page, handle: &Handle) {
     let view = handle.view();
     let pool = view.pool();
     let regions = page.byte_gauges("regions", "Bytes of the pool's data area, by what they are for");
-    for region in &pool.regions {
-        let state = match region.state {
+    // There may be a million of them.
+    let mut bytes: BTreeMap<(&str, &str), u64> = BTreeMap::new();
+    for region in view.state.regions.iter() {
+        let state = match region_state(region.usage) {
             RegionState::InUse => "in-use",
             RegionState::Quarantined => "quarantined",
             RegionState::Failed => "failed",
         };
-        let labels = vec![("purpose", region.purpose.clone()), ("state", state.to_owned())];
-        regions.get_or_create(&labels).inc_by(region.size_bytes);
+        *bytes.entry((purpose(&region.purpose), state)).or_default() += region.area.lines.bytes();
+    }
+    for ((purpose, state), bytes) in bytes {
+        let labels = vec![("purpose", purpose.to_owned()), ("state", state.to_owned())];
+        regions.get_or_create(&labels).set(bytes);
     }
     page.number("pool_free_bytes", "The pool's data area in no region", pool.free_bytes);
     page.number(

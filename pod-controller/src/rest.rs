@@ -55,8 +55,8 @@ pub use listen::{ListenError, Listeners, TcpPolicy};
 pub use problem::Failure;
 pub use tls::{CertificateName, KnownClient, ParseCertificateNameError, TlsError, TlsPolicy};
 
-/// More than any request needs.
-const BODY_BYTES_MAX: usize = 64 * 1024;
+/// More than any request needs: a fabric of 1024 elements with long names, each with its signal and its load, comes to 200 KiB.
+const BODY_BYTES_MAX: usize = 256 * 1024;
 /// How long a request may take until its answer begins: longer than the longest wait that can be asked for, and what may pass before it
 /// until a leader has been found that carries the change out, and the change is known here. Clients wait for a minute, so they hear
 /// which of it was too long.
@@ -130,6 +130,7 @@ fn router_here(handle: Handle) -> Router {
     access::describe(&mut description);
     answers::describe(&mut description);
     version::describe(&mut description);
+    elsewhere::describe(&mut description);
     // It does not change while we run; a description that cannot be written is empty rather than fatal.
     let description = description.to_json().unwrap_or_default();
     let describe = move || {

@@ -19,6 +19,7 @@ use pod_state::{Command, Lease, Refusal, State};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use mchannels::run_ratio;
+pub(crate) use pool::{purpose, region_state};
 
 /// A state at one moment.
 #[derive(Clone, Debug)]

@@ -12,7 +12,7 @@ use super::{Client, ClientError, tls};
 use crate::Problem;
 
 /// Longer than the controller takes for anything but an event stream; it gives up by itself before.
-const REQUEST_TIMEOUT: Duration = Duration::from_mins(1);
+pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// The header with a name for a request.
 const IDEMPOTENCY_KEY: &str = "idempotency-key";
@@ -189,6 +189,7 @@ impl Client {
     ) -> Result<reqwest::Response, ClientError> {
         let status = response.status();
         if status.is_success() {
+            self.note_unmeasured(&response);
             return Ok(response);
         }
         let text = response.text().await.unwrap_or_default();
@@ -206,6 +207,11 @@ impl Client {
             server: self.server.clone(),
             reason: tls::explain(error).unwrap_or_else(|| innermost(error)),
         }
+    }
+
+    pub(super) fn silent(&self, limit: Duration) -> ClientError {
+        let reason = format!("nothing was heard of it for {} s", limit.as_secs());
+        ClientError::Unreachable { server: self.server.clone(), reason }
     }
 
     pub(super) fn garbled(&self, error: &reqwest::Error) -> ClientError {

@@ -17,8 +17,8 @@ use crate::controller::{Look, Office, Peers, Removal, SubmitError};
 const REMOVAL_MAX: Duration = Duration::from_secs(30);
 /// The first minor of the protocol in which whoever leads shows others something. Before, the question is not understood.
 const SHOWS_SINCE: u16 = 1;
-/// How long whoever leads may take to show something.
-const LOOK_MAX: Duration = Duration::from_secs(2);
+/// How long whoever leads may take to show something: it shows one after the other, and lists of the largest pods take most of a second.
+const LOOK_MAX: Duration = Duration::from_secs(5);
 /// How long it may take to say what would become of one.
 const TRY_MAX: Duration = Duration::from_secs(20);
 

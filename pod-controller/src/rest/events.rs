@@ -37,7 +37,7 @@ pub(super) struct EventsQuery {
     /// Only events after this sequence number.
     #[serde(default)]
     after: Option<u64>,
-    /// At most this many; 10000 unless given.
+    /// At most this many, 1 to 10000; 10000 unless given.
     #[serde(default)]
     limit: Option<usize>,
     /// Only events of this kind.
@@ -61,7 +61,10 @@ pub(super) async fn list(
     State(handle): State<Handle>,
     Asked(query): Asked<EventsQuery>,
 ) -> Result<Json<EventList>, Failure> {
-    let limit = query.limit.unwrap_or(LIMIT_MAX).min(LIMIT_MAX);
+    let limit = query.limit.unwrap_or(LIMIT_MAX);
+    if !(1..=LIMIT_MAX).contains(&limit) {
+        return Err(Failure::invalid(format!("limit={limit} is no number of events: use 1 to {LIMIT_MAX}")));
+    }
     let after = query.after.unwrap_or(0);
     is_there(&handle, after).await?;
     let mut list = handle.journal().after(after, usize::MAX);

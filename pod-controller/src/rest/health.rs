@@ -38,6 +38,7 @@ pub(super) async fn readyz(State(handle): State<Handle>) -> Result<&'static str,
 /// How metrics are asked for.
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
 pub(super) struct MetricsQuery {
     /// Those of the controller that leads, whichever replica is asked, as far as it answers: what daemons count only that one knows.
     #[serde(default)]

@@ -27,7 +27,7 @@ impl View {
             Filling::Pack => "smallest share free where there is room",
         };
         format!(
-            "replicas on different hosts, none where another volume of its `apart` group lies; first an SSD on which others of its \
+            "the SSD that was named when it was made (`device`), or one of the host that was (`near`); otherwise replicas on different hosts, none where another volume of its `apart` group lies; first an SSD on which others of its \
              `together` group lie, then one of their hosts, then the SSD with the {share}, of bytes and of requests/s"
         )
     }

@@ -5,8 +5,8 @@ use pod_state::{Purpose, Region, RegionUse};
 use super::View;
 
 impl View {
-    /// The pool and its regions.
-    pub fn pool(&self) -> api::Pool {
+    /// The pool without its regions.
+    pub(crate) fn pool(&self) -> api::Pool {
         let (regions, reached) = (&self.state.regions, self.facts.reached.as_ref());
         let gaps = regions.gaps();
         let quarantined = regions.iter().filter(|region| region.usage == RegionUse::Quarantined);
@@ -24,40 +24,37 @@ impl View {
             quarantined_bytes: quarantined.map(|region| region.area.lines.bytes()).sum(),
             failed_bytes: failed.map(|region| region.area.lines.bytes()).sum(),
             largest_free_bytes: gaps.iter().map(|gap| gap.lines.bytes()).max().unwrap_or(0),
-            regions: regions.by_place().map(|region| self.show_region(region)).collect(),
+            regions: Vec::new(),
+            next: None,
         }
     }
 
-    fn show_region(&self, region: &Region) -> api::Region {
-        let (purpose, owner) = match &region.purpose {
+    /// One of its regions.
+    pub(crate) fn region(&self, region: &Region) -> api::Region {
+        let owner = match &region.purpose {
             Purpose::Ring(channel) => match self.state.channels.get(channel) {
                 Some(channel) => {
                     let ends = [channel.frontend, channel.backend].map(|end| self.state.endpoint_name(end));
-                    ("rings", ends.join(" and "))
+                    ends.join(" and ")
                 }
-                None => ("rings", channel.to_string()),
+                None => channel.to_string(),
             },
-            Purpose::Transmit(lease) => ("transmit", self.lease_owner(*lease)),
-            Purpose::Receive(nic) => ("receive", self.state.device_name(nic)),
-            Purpose::Data(lease) => ("data", self.lease_owner(*lease)),
+            Purpose::Transmit(lease) | Purpose::Data(lease) => self.lease_owner(*lease),
+            Purpose::Receive(nic) => self.state.device_name(nic),
             Purpose::Ram(instance) => {
                 let owner = self.state.instances.get(instance).map(|it| it.name.clone());
-                ("ram", owner.unwrap_or_else(|| instance.to_string()))
+                owner.unwrap_or_else(|| instance.to_string())
             }
-            Purpose::Board(endpoint) => ("board", self.state.endpoint_name(*endpoint)),
-            Purpose::Nothing => ("none", String::new()),
+            Purpose::Board(endpoint) => self.state.endpoint_name(*endpoint),
+            Purpose::Nothing => String::new(),
         };
         api::Region {
             id: region.id.get(),
             start_bytes: region.area.start.bytes().get(),
             size_bytes: region.area.lines.bytes(),
-            purpose: purpose.to_owned(),
+            purpose: purpose(&region.purpose).to_owned(),
             owner,
-            state: match region.usage {
-                RegionUse::InUse => api::RegionState::InUse,
-                RegionUse::Quarantined => api::RegionState::Quarantined,
-                RegionUse::Failed => api::RegionState::Failed,
-            },
+            state: region_state(region.usage),
             holders: region.holders.iter().map(|holder| self.state.endpoint_name(*holder)).collect(),
         }
     }
@@ -68,5 +65,26 @@ impl View {
         let owner = lease.and_then(|lease| Some((self.state.instances.get(&lease.instance)?, lease)));
         owner
             .map_or_else(|| id.to_string(), |(instance, lease)| format!("{} {}", instance.name, lease.device))
+    }
+}
+
+/// What a region is for, in a word.
+pub(crate) const fn purpose(purpose: &Purpose) -> &'static str {
+    match purpose {
+        Purpose::Ring(_) => "rings",
+        Purpose::Transmit(_) => "transmit",
+        Purpose::Receive(_) => "receive",
+        Purpose::Data(_) => "data",
+        Purpose::Ram(_) => "ram",
+        Purpose::Board(_) => "board",
+        Purpose::Nothing => "none",
+    }
+}
+
+pub(crate) const fn region_state(usage: RegionUse) -> api::RegionState {
+    match usage {
+        RegionUse::InUse => api::RegionState::InUse,
+        RegionUse::Quarantined => api::RegionState::Quarantined,
+        RegionUse::Failed => api::RegionState::Failed,
     }
 }

@@ -49,6 +49,28 @@ fn an_operator_chooses_what_tells_of_congestion_and_sees_what_it_says() {
 }
 
 #[test]
+fn a_fabric_as_large_as_can_be_is_set_and_changed() {
+    let pod = Pod::demo();
+    let client = pod.client();
+    let name = |number: u32| format!("element-{number:024}");
+    let elements = (0..1024).map(|number| (name(number), 123_456_789_012)).collect();
+    let signals = (0..1024).map(|number| (name(number), FabricSignal::Device)).collect();
+    let tenants = (0..63).map(|number| (format!("tenant-{number:025}"), 1000)).collect();
+    let before = client.fabric().expect("an answer");
+    let fabric = Fabric { elements, signals, tenants, ..before };
+    client.set_fabric(&fabric).expect("it may be so large");
+    // What is shown of all loads may come back, too.
+    let load = ElementLoad { level: Some(LoadLevel::Moderate), capacity: 123_456_789_012 };
+    let loads = (0..1024).map(|number| (name(number), load.clone())).collect();
+    let shown = client.fabric().expect("an answer");
+    client.set_fabric(&Fabric { sample_us: 20_000, loads, ..shown }).expect("what is shown may be sent back");
+    said(&pod, &format!("mchannel fabric --element {}=1G", name(7)));
+    let fabric = client.fabric().expect("an answer");
+    assert_eq!((fabric.elements.len(), fabric.sample_us), (1024, 20_000));
+    assert_eq!(fabric.elements[&name(7)], 1 << 30);
+}
+
+#[test]
 fn mchannels_are_listed_by_tenant_and_by_host() {
     let pod = Pod::demo();
     said(&pod, "mchannel fabric --element pool=20G --tenant red=1 --tenant blue=2");

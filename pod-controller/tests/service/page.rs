@@ -13,7 +13,7 @@ use pod_api::{AddReplica, ByteSize, CreateVolume, Device, DeviceKind};
 use pod_protocol::protocol::Protocol;
 
 /// A pod with an instance, and where its page is.
-fn pod(lines: &str) -> (Pod, String) {
+pub(crate) fn pod(lines: &str) -> (Pod, String) {
     let mut pod = Pod::demo();
     // One more NIC to go to.
     pod.join(1, Role::NetBackend, vec![nic("nic9", false)]);
@@ -30,7 +30,7 @@ fn pod(lines: &str) -> (Pod, String) {
     (pod, format!("http://{address}/"))
 }
 
-fn click(browser: &mut Browser, what: &str) {
+pub(crate) fn click(browser: &mut Browser, what: &str) {
     browser.run(&format!(
         "{{ const it = {what}; it.dispatchEvent(new MouseEvent('click', {{bubbles: true}})); }}"
     ));
@@ -164,7 +164,7 @@ fn a_token_is_asked_for_and_roles_hold() {
 }
 
 /// A browser with the page of a pod that follows its events.
-fn page_that_follows() -> Option<(Pod, Browser)> {
+pub(crate) fn page_that_follows() -> Option<(Pod, Browser)> {
     let mut browser = Browser::start()?;
     let (pod, page) = pod("");
     browser.open(&page);

@@ -147,6 +147,32 @@ fn lost_link_moves_the_instance() {
 }
 
 #[test]
+fn regions_are_asked_for_by_what_they_are_and_in_pages() {
+    let pod = Pod::demo();
+    create_volume(&pod, "vol0");
+    let client = pod.client();
+    client.create_instance(&vm("vm1", &["vol0"]), WAIT).expect("created");
+    let pool = client.pool().expect("the pool");
+    let rings = client.pool_with(&[("purpose", "rings"), ("state", "in-use")]).expect("the pool").regions;
+    assert!(!rings.is_empty() && rings.len() < pool.regions.len());
+    assert!(rings.iter().all(|region| region.purpose == "rings"), "{rings:?}");
+    assert!(client.pool_with(&[("state", "failed")]).expect("the pool").regions.is_empty());
+    let (mut paged, mut next) = (Vec::new(), None::<String>);
+    loop {
+        let mut fields = vec![("limit", "2")];
+        fields.extend(next.as_deref().map(|next| ("continue", next)));
+        let page = client.pool_with(&fields).expect("a page");
+        assert!(page.regions.len() <= 2 && page.free_bytes == pool.free_bytes);
+        paged.extend(page.regions);
+        next = page.next;
+        if next.is_none() {
+            break;
+        }
+    }
+    assert_eq!(paged, pool.regions);
+}
+
+#[test]
 fn restarted_controller_disturbs_nothing() {
     let mut pod = Pod::demo();
     create_volume(&pod, "vol0");

@@ -8,7 +8,7 @@ use crate::support::description::Description;
 use crate::support::replicas::{Replicas, create, names, volume};
 use crate::support::{Pod, until, vm};
 use cxl_pool::Role;
-use pod_api::{DeviceHealth, InstanceTypeSpec};
+use pod_api::{DeviceHealth, Fabric, FabricSignal, InstanceTypeSpec};
 use pod_protocol::objects::Object;
 use pod_protocol::reports::Report;
 
@@ -211,6 +211,12 @@ fn whoever_leads_no_more_tells_nothing_of_what_daemons_do() {
     tells(&replicas, first, 1, true);
     let rates = |replicas: &Replicas, replica: u16| Some(replicas.client(replica).balance().ok()?.nics.len());
     until("a rate", || rates(&replicas, first).filter(|nics| *nics > 0));
+    let fabric = Fabric {
+        elements: [("link".to_owned(), 1_000_000)].into(),
+        signals: [("link".to_owned(), FabricSignal::Probe)].into(),
+        ..replicas.client(first).fabric().expect("an answer")
+    };
+    replicas.client(first).set_fabric(&fabric).expect("it makes sense");
     // Others ask it, for whoever asks them.
     let unknown = |replicas: &Replicas, replica: u16| replicas.client(replica).balance().ok()?.unknown_here;
     assert_eq!(unknown(&replicas, first), None);
@@ -219,6 +225,9 @@ fn whoever_leads_no_more_tells_nothing_of_what_daemons_do() {
         until("the leader's rates", || {
             let balance = replicas.client(other).balance().ok()?;
             (balance.unknown_here.is_none() && !balance.nics.is_empty()).then_some(())
+        });
+        until("how loaded the fabric is", || {
+            replicas.client(other).fabric().ok().filter(|it| it.loads.contains_key("link"))
         });
         until("its counters", || counted(&replicas.client(other).metrics_of_leader().ok()?).then_some(()));
     }
@@ -236,7 +245,15 @@ fn whoever_leads_no_more_tells_nothing_of_what_daemons_do() {
         let balance = replicas.client(left).balance().ok()?;
         (balance.unknown_here.is_some() && balance.nics.is_empty()).then_some(())
     });
-    assert!(!counted(&replicas.client(left).metrics_of_leader().expect("an answer")));
+    let client = replicas.client(left);
+    assert!(!counted(&client.metrics_of_leader().expect("an answer")));
+    let missing = client.take_unmeasured().expect("it says that they are missing");
+    assert!(missing.contains("no controller replica leads"), "{missing}");
+    assert_eq!(client.take_unmeasured(), None, "it was said");
+    client.devices().expect("what is known here");
+    assert_eq!(client.take_unmeasured(), Some(missing));
+    client.instances().expect("they are not measured");
+    assert_eq!(client.take_unmeasured(), None);
 }
 
 #[test]

@@ -45,7 +45,7 @@ const JSON: &str = "content-type: application/json\r\n";
 fn garbage_gets_a_problem() {
     let pod = Pod::demo();
     let deep = format!("{}{}", "[".repeat(10_000), "]".repeat(10_000));
-    let large = format!("{{\"name\": \"{}\"}}", "x".repeat(100_000));
+    let large = format!("{{\"name\": \"{}\"}}", "x".repeat(300_000));
     let long_name = format!("/v1/volumes/{}", "y".repeat(3000));
     for (method, path, headers, body, expected) in [
         ("GET", "/page/", "", "", 404),
@@ -63,6 +63,11 @@ fn garbage_gets_a_problem() {
         ("BREW", "/v1/hosts", "", "", 405),
         ("GET", "/v1/events?after=minus", "", "", 400),
         ("GET", "/v1/events?before=1", "", "", 400),
+        ("GET", "/v1/events?limit=0", "", "", 400),
+        ("GET", "/v1/events?limit=10001", "", "", 400),
+        ("GET", "/v1/pool?limit=0", "", "", 400),
+        ("GET", "/v1/pool?state=lost", "", "", 400),
+        ("GET", "/metrics?leadr=true", "", "", 400),
         ("GET", "/v1/events/stream?after=99999999999999999999", "", "", 400),
         ("GET", "/v1/events/stream", "last-event-id: x\r\n", "", 400),
         ("POST", "/v1/volumes", JSON, "", 400),
@@ -384,7 +389,7 @@ fn requests_are_carried_out_once_and_tried_without_being_carried_out() {
     assert_eq!((reused.status, reused.kind.as_str()), (422, "idempotency-key-reused"));
     assert_eq!(problem(&pod.raw(&keyed("DELETE", "/v1/volumes/vol0", "first", ""))).status, 422);
     assert_eq!(problem(&pod.raw(&keyed("DELETE", "/v1/volumes/vol0", "two words", ""))).status, 400);
-    assert_eq!(problem(&pod.raw(&keyed("POST", "/v1/volumes", "big", &"x".repeat(100_000)))).status, 413);
+    assert_eq!(problem(&pod.raw(&keyed("POST", "/v1/volumes", "big", &"x".repeat(300_000)))).status, 413);
     // A key that was only tried is free.
     assert_eq!(status(&pod.raw(&keyed("DELETE", "/v1/volumes/vol0?dry-run=true", "last", ""))), 204);
     assert_eq!(client.volumes().expect("a list").len(), 1);

@@ -3,6 +3,7 @@
 mod instances;
 mod lists;
 mod mchannels;
+mod nic;
 mod volumes;
 
 use std::path::PathBuf;
@@ -11,7 +12,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use pod_api::client::{CONTROLLER, Credentials, LabelChanges, Server};
 
 pub(crate) use self::instances::{AttachDevice, Instances, NicChanges, Types};
-pub(crate) use self::lists::{DevicesAsked, Fields, HostsAsked, InstancesAsked, VolumesAsked};
+pub(crate) use self::lists::{DevicesAsked, Fields, HostsAsked, InstancesAsked, RegionsAsked, VolumesAsked};
 pub(crate) use self::mchannels::Mchannels;
 pub(crate) use self::volumes::{QosChanges, Volumes};
 
@@ -268,12 +269,15 @@ pub(crate) enum Explain {
     },
 }
 
-#[derive(Clone, Copy, Subcommand)]
+#[derive(Subcommand)]
 pub(crate) enum PoolPart {
     /// Its use, drawn to scale
     Map,
     /// Its regions, and who holds them
-    Regions,
+    ///
+    /// Example: podctl pool regions --state quarantined
+    #[command(verbatim_doc_comment)]
+    Regions(RegionsAsked),
 }
 
 #[derive(Subcommand)]

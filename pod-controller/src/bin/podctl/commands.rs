@@ -1,7 +1,7 @@
 use std::io::Write;
 use std::time::Duration;
 
-use pod_api::client::Client;
+use pod_api::client::{Client, ClientError};
 use pod_api::{
     AddReplica, ByteSize, ChangeVolume, CreateInstance, CreateVolume, DeviceAnswer, InstanceTypeSpec, Labels,
     Stripes, VolumeGroups,
@@ -40,14 +40,34 @@ pub(crate) fn run(arguments: &Arguments, out: Out<'_>) -> Result<(), Failure> {
     }
     let client = &client;
     match arguments.watch {
-        None => carry_out(client, arguments, out),
+        None => {
+            carry_out(client, arguments, out)?;
+            if let Some(why) = missing(client, arguments) {
+                // Not among what was asked for: programs read that.
+                eprintln!("note: {why}");
+            }
+            Ok(())
+        }
         Some(seconds) if arguments.command.looks() => {
-            watch::repeat(Duration::from_secs_f64(seconds), out, |shown| carry_out(client, arguments, shown))
+            watch::repeat(Duration::from_secs_f64(seconds), out, |shown| {
+                carry_out(client, arguments, shown)?;
+                let is_for_people = matches!(arguments.output, Output::Table | Output::Wide);
+                if let Some(why) = missing(client, arguments).filter(|_| is_for_people) {
+                    writeln!(shown, "\n{why}")?;
+                }
+                Ok(())
+            })
         }
         Some(_) => {
             Err(Failure::Usage("--watch is for commands that only look, such as hosts list".to_owned()))
         }
     }
+}
+
+/// Why what daemons measure is missing in what was shown, unless that says it itself.
+fn missing(client: &Client, arguments: &Arguments) -> Option<String> {
+    let says_it = matches!(arguments.command, Command::Top(_) | Command::Balance);
+    client.take_unmeasured().filter(|_| !says_it)
 }
 
 fn carry_out(client: &Client, arguments: &Arguments, out: Out<'_>) -> Result<(), Failure> {
@@ -82,10 +102,12 @@ fn carry_out(client: &Client, arguments: &Arguments, out: Out<'_>) -> Result<(),
             )
         }
         Command::Events(events) => follow(client, events, format, out),
+        Command::Pool { part: Some(PoolPart::Regions(asked)) } => {
+            show(out, format, &client.pool_with(&borrowed(&asked.fields()))?, map::regions)
+        }
         Command::Pool { part } => show(out, format, &client.pool()?, |pool| match part {
-            None => map::pool(pool),
             Some(PoolPart::Map) => map::use_of(pool),
-            Some(PoolPart::Regions) => map::regions(pool),
+            Some(PoolPart::Regions(_)) | None => map::pool(pool),
         }),
     }
 }
@@ -390,7 +412,9 @@ fn follow(client: &Client, events: &Events, format: Output, out: Out<'_>) -> Res
         }
         known => (known?, events.after),
     };
-    let seen = known.events.last().map_or(after.unwrap_or(known.first.saturating_sub(1)), |it| it.sequence);
+    // Of a controller that does not say which one was the last, what was shown tells.
+    let shown = known.events.last().map_or(after.unwrap_or(known.first.saturating_sub(1)), |it| it.sequence);
+    let seen = known.last.max(shown);
     if let Some(missed) = after.and_then(|after| missed(after, known.first)) {
         // Not among the events: whoever reads those need not know of it.
         eprintln!("{missed}");
@@ -409,10 +433,15 @@ fn follow(client: &Client, events: &Events, format: Output, out: Out<'_>) -> Res
     }
     out.flush()?;
     let mut stream = client.follow_events_with(seen, &fields)?;
-    for event in stream.by_ref() {
-        writeln!(out, "{}", output::event_line(&event?, format)?)?;
+    let why = loop {
+        match stream.next() {
+            Some(Ok(event)) => writeln!(out, "{}", output::event_line(&event, format)?)?,
+            Some(Err(error @ ClientError::Unreachable { .. })) => break error.to_string(),
+            Some(Err(error)) => return Err(error.into()),
+            None => break "the controller went away".to_owned(),
+        }
         out.flush()?;
-    }
+    };
     let seen = stream.seen().unwrap_or(seen);
-    Err(Failure::Usage(format!("the controller went away; go on with podctl events --follow --after {seen}")))
+    Err(Failure::Usage(format!("{why}; go on with podctl events --follow --after {seen}")))
 }

@@ -1,5 +1,6 @@
 //! The pool, drawn to scale.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use pod_api::{ByteSize, Pool, Region, RegionState};
@@ -64,14 +65,16 @@ pub(crate) fn regions(pool: &Pool) -> String {
 fn map(pool: &Pool) -> String {
     let cell_bytes = pool.data_bytes.div_ceil(COLUMNS * ROWS).max(1);
     let cells = pool.data_bytes.div_ceil(cell_bytes);
+    let mut shares = vec![BTreeMap::new(); usize::try_from(cells).unwrap_or_default()];
+    for region in &pool.regions {
+        share_out(region, pool.data_start_bytes, cell_bytes, &mut shares);
+    }
     let mut shown = String::new();
-    for row in 0..cells.div_ceil(COLUMNS) {
+    let columns = usize::try_from(COLUMNS).unwrap_or(usize::MAX);
+    for (row, shares) in (0..).zip(shares.chunks(columns)) {
         let _ =
             write!(shown, "{:>12}  ", format!("{:#x}", pool.data_start_bytes + row * COLUMNS * cell_bytes));
-        for cell in row * COLUMNS..((row + 1) * COLUMNS).min(cells) {
-            let start = pool.data_start_bytes + cell * cell_bytes;
-            shown.push(cell_of(pool, start, start + cell_bytes));
-        }
+        shown.extend(shares.iter().map(most_of));
         shown.push('\n');
     }
     let _ = writeln!(
@@ -83,22 +86,29 @@ fn map(pool: &Pool) -> String {
     shown
 }
 
-fn cell_of(pool: &Pool, start: u64, end: u64) -> char {
-    let overlap = |region: &Region| {
-        end.min(region.start_bytes + region.size_bytes).saturating_sub(start.max(region.start_bytes))
-    };
-    let mut shares: Vec<(char, u64)> = Vec::new();
-    for region in &pool.regions {
-        let bytes = overlap(region);
-        let letter = letter(region);
-        match shares.iter_mut().find(|(known, _)| *known == letter) {
-            Some((_, share)) => *share += bytes,
-            None => shares.push((letter, bytes)),
+/// What each letter has of a cell, in bytes.
+type Shares = BTreeMap<char, u64>;
+
+/// Gives each cell in which a region lies its part of it.
+fn share_out(region: &Region, data_start: u64, cell_bytes: u64, cells: &mut [Shares]) {
+    let end = region.start_bytes + region.size_bytes;
+    let first = region.start_bytes.saturating_sub(data_start) / cell_bytes;
+    let cells = usize::try_from(first).ok().and_then(|first| cells.get_mut(first..)).unwrap_or_default();
+    for (cell, shares) in (first..).zip(cells) {
+        let start = data_start + cell * cell_bytes;
+        if start >= end {
+            break;
+        }
+        let bytes = end.min(start + cell_bytes).saturating_sub(start.max(region.start_bytes));
+        if bytes > 0 {
+            *shares.entry(letter(region)).or_default() += bytes;
         }
     }
-    // A small region in a large cell is shown all the same: free only is what is free altogether.
-    let most = shares.into_iter().filter(|(_, share)| *share > 0).max_by_key(|(_, share)| *share);
-    most.map_or(FREE, |(letter, _)| letter)
+}
+
+/// A small region in a large cell is shown all the same: free only is what is free altogether.
+fn most_of(shares: &Shares) -> char {
+    shares.iter().max_by_key(|(_, bytes)| **bytes).map_or(FREE, |(letter, _)| *letter)
 }
 
 fn letter(region: &Region) -> char {

@@ -1,5 +1,6 @@
 //! `podctl mchannel`: who shares the fabric, and how.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 
 use pod_api::client::Client;
@@ -55,8 +56,8 @@ pub(crate) fn run(
             after.window_us = window_us.unwrap_or(after.window_us);
             after.sample_us = sample_us.unwrap_or(after.sample_us);
             if after != before {
-                // Only what was looked at is changed: it says which version that is.
-                client.set_fabric(&after)?;
+                // Only what was looked at is changed: it says which version that is. What is measured is not set.
+                client.set_fabric(&Fabric { loads: BTreeMap::new(), ..after.clone() })?;
                 // What was only tried is not there to be read.
                 if !client.is_trying_only() {
                     after = client.fabric()?;

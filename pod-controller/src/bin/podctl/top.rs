@@ -157,6 +157,8 @@ fn picture(client: &Client, rates: &Rates) -> Result<Picture, Failure> {
         mchannels: client.mchannels()?.into_iter().map(|it| mchannel_line(it, rates)).collect(),
         fabric: client.fabric()?.loads,
     };
+    // Counters, which were read before, and all of the above may be missing, each by itself.
+    picture.unknown_here = client.take_unmeasured().or(picture.unknown_here);
     picture.sort(Order::Busiest);
     Ok(picture)
 }

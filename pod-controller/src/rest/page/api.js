@@ -3,6 +3,14 @@
 const KEPT = "wadi-token";
 let token = sessionStorage.getItem(KEPT);
 let asking = null;
+// Why what daemons measure is missing in what was answered, unless it is there.
+let unmeasured = null;
+
+export function takeUnmeasured() {
+  const why = unmeasured;
+  unmeasured = null;
+  return why;
+}
 
 // Why the controller refused, in its own words.
 export class Refused extends Error {
@@ -48,7 +56,10 @@ async function send(path, options = {}) {
     const headers = { ...options.headers };
     if (used) headers.authorization = `Bearer ${used}`;
     const answer = await fetch(path, { ...options, headers, cache: "no-store" });
-    if (answer.ok) return answer;
+    if (answer.ok) {
+      unmeasured = answer.headers.get("wadi-unmeasured") ?? unmeasured;
+      return answer;
+    }
     const problem = await answer.json().catch(() => ({ status: answer.status, detail: `the answer was ${answer.status}` }));
     if (answer.status !== 401) throw new Refused(problem);
     // Somebody may have said another one meanwhile.
@@ -68,16 +79,28 @@ export async function change(method, path, { body, version, key, dryRun } = {}) 
   await send(dryRun ? `${path}?dry-run=true` : path, options);
 }
 
-// Follows events for ever: goes on after the last one when the connection ends.
+// A controller that lives says so every 15 s. One whose host has lost power ends no connection.
+const SILENCE_MAX_MS = 45000;
+
+function withinSilence(reading) {
+  let timer;
+  const silence = new Promise((_, fail) => {
+    timer = setTimeout(() => fail(new Error("nothing is heard")), SILENCE_MAX_MS);
+  });
+  return Promise.race([reading, silence]).finally(() => clearTimeout(timer));
+}
+
+// Follows events for ever: goes on after the last one when the connection ends, or nothing is heard.
 export async function follow(last, { onEvent, onState, onGone }) {
   for (;;) {
+    const abort = new AbortController();
     try {
-      const answer = await send(`v1/events/stream?after=${last}`);
+      const answer = await withinSilence(send(`v1/events/stream?after=${last}`, { signal: abort.signal }));
       onState("live");
       const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
       let text = "";
       for (;;) {
-        const { value, done } = await reader.read();
+        const { value, done } = await withinSilence(reader.read());
         if (done) break;
         text += value;
         const lines = text.split("\n");
@@ -98,6 +121,7 @@ export async function follow(last, { onEvent, onState, onGone }) {
         }
       }
     }
+    abort.abort();
     onState("lost");
     await new Promise((resume) => setTimeout(resume, 1000));
   }

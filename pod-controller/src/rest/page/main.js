@@ -1,6 +1,6 @@
 // The page: looks at the pod every other second and whenever something happens, and shows it.
 
-import { follow, forgetToken, get, hasToken } from "./api.js";
+import { follow, forgetToken, get, hasToken, takeUnmeasured } from "./api.js";
 import { onChange } from "./confirm.js";
 import { show } from "./details.js";
 import { draw } from "./picture.js";
@@ -36,7 +36,7 @@ function render() {
   document.getElementById("summary").textContent =
     [count(pod.hosts.length, "host"), count(pod.devices.length, "device"), count(pod.instances.length, "instance")].join(", ");
   const unknown = document.getElementById("unknown");
-  unknown.textContent = pod.balance.unknown_here ?? "";
+  unknown.textContent = pod.unmeasured ?? pod.balance.unknown_here ?? "";
   unknown.hidden = unknown.textContent === "";
   document.getElementById("controllers").textContent = controllers(pod.controllers);
   document.getElementById("forget").hidden = !hasToken();
@@ -57,6 +57,7 @@ async function look() {
   measure(devices.devices, performance.now());
   pod = {
     hosts: hosts.hosts, devices: devices.devices, instances: instances.instances, controllers: controllers.controllers, balance,
+    unmeasured: takeUnmeasured(),
   };
   render();
 }

@@ -5,7 +5,7 @@ const MOVES = new Set([
   "drain-begun", "drain-ended",
 ]);
 const TROUBLES = new Set([
-  "endpoint-silent", "endpoint-fenced", "join-refused", "link-down", "link-held", "device-failed", "device-gone", "disk-failed",
+  "endpoint-silent", "endpoint-fenced", "endpoint-gone", "join-refused", "link-down", "link-held", "device-failed", "device-gone", "device-refused", "disk-failed",
   "failover", "degraded", "replica-dropped", "command-failed", "pool-full", "memory-failed", "overloaded",
 ]);
 const KEPT = 500;

@@ -51,6 +51,9 @@ fn events_are_gone_when_they_are_and_conditions_say_what_is_missing() {
     assert_eq!(body(&pod.raw(&request("GET", path, "", "")))["events"].as_array().map(Vec::len), Some(1));
 
     let last = drained.events.last().expect("some").sequence;
+    assert_eq!(drained.last, last);
+    let none = client.events_with(0, &[("kind", "host-deleted")]).expect("a list");
+    assert!(none.events.is_empty() && none.last >= last, "where to go on is known without one: {none:?}");
     client.drain_device("h2", "nic0", false).expect("it exists");
     let mut follower = client.follow_events(last).expect("that one is kept");
     assert_eq!(follower.next().expect("an event").expect("whole").kind, EventKind::DrainEnded);

@@ -6,6 +6,7 @@ pub(crate) mod etcd_cluster;
 pub(crate) mod etcd_server;
 pub(crate) mod faulty_disk;
 pub(crate) mod network;
+pub(crate) mod numbers;
 pub(crate) mod replicas;
 pub(crate) mod store;
 
@@ -28,7 +29,7 @@ use pod_controller::store::Store;
 use pod_protocol::config::HostConfig;
 use pod_protocol::daemon::{Exit, StopSignal};
 use pod_protocol::endpoint::{Endpoint, Handler, Reporter};
-use pod_protocol::ids::{InstanceId, LeaseId, RegionId};
+use pod_protocol::ids::{InstanceId, LeaseId, RegionId, VolumeId};
 use pod_protocol::objects::{Object, ObjectId};
 use pod_protocol::reports::{DeviceReport, Join};
 use pod_protocol::telemetry::{
@@ -265,6 +266,8 @@ pub(crate) struct Held {
     pub(crate) receives: u64,
     /// What every NIC has received so.
     received: u64,
+    /// Whether every number that is reported is another one.
+    pub(crate) all_differ: bool,
 }
 
 pub(crate) struct FakeEndpoint {
@@ -363,6 +366,7 @@ impl Handler for FakeHandler {
             up: true,
             rx_bytes: 1234 + held.received,
             drops: [("no-receiver".to_owned(), 9)].into(),
+            troubles: [("rx-crc-errors".to_owned(), 1)].into(),
             ..DeviceTelemetry::default()
         });
         let leases: Vec<LeaseId> = held
@@ -379,7 +383,8 @@ impl Handler for FakeHandler {
             share: Some(5),
             ..MchannelTelemetry::default()
         });
-        let vcpus = VcpuTelemetry { instance: Some(InstanceId::new(1)), ..VcpuTelemetry::default() };
+        let vcpus =
+            VcpuTelemetry { instance: Some(InstanceId::new(1)), share: Some(7), ..VcpuTelemetry::default() };
         let of_leases = leases.iter().map(|lease| LeaseTelemetry {
             drops: [("no-buffer".to_owned(), 2)].into(),
             ..LeaseTelemetry::new(*lease)
@@ -399,7 +404,7 @@ impl Handler for FakeHandler {
             }),
             _ => None,
         });
-        Telemetry {
+        let telemetry = Telemetry {
             devices: devices.collect(),
             leases: of_leases.collect(),
             channels: channels.collect(),
@@ -409,7 +414,19 @@ impl Handler for FakeHandler {
             gauges: [("mirror-dirty-bytes".to_owned(), 0)].into(),
             counters: [("fences".to_owned(), 0)].into(),
             ..Telemetry::default()
+        };
+        if !held.all_differ {
+            return telemetry;
         }
+        let mut told_apart = numbers::told_apart(&telemetry);
+        // By the volume's number, which is no name of a field.
+        let ssds = self.devices.iter().filter(|device| matches!(device, DeviceReport::Ssd { .. }));
+        let taken = |ssd: &DeviceReport| {
+            let bytes: u64 = numbers::number(&format!("allocated_bytes.{}", ssd.name())).into();
+            (ssd.name().to_owned(), vec![(VolumeId::new(1), bytes)])
+        };
+        told_apart.allocated_bytes = ssds.map(taken).collect();
+        told_apart
     }
 
     fn fenced(&mut self) {}

@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use pod_api::{ByteSize, NicRequest};
 
-use super::{InstancesAsked, Label, parse_label};
+use super::{InstancesAsked, Label, nic, parse_label};
 use crate::said::Said;
 
 #[derive(Subcommand)]
@@ -210,12 +210,14 @@ pub(crate) struct CreateInstance {
     /// What kind of instance it is; what is not said otherwise follows from that
     #[arg(long = "type", value_name = "NAME")]
     pub(crate) instance_type: Option<String>,
-    /// A NIC; again for more. With any of device=…, mac=…, mtu=…, queue-pairs=…, reserve=…, apart=…, together=…, rails=…
+    /// A NIC; again for more. With any of device=…, mac=…, mtu=…, queue-pairs=…, reserve=…, apart=…, together=…, rails=…, and of what
+    /// nic-policy changes later
     ///
-    /// reserve=5G makes sure of 5 Gbit/s, also after the failure of a host; NICs with the same apart=NAME are served by
+    /// vlan=…, address=… (again for more), send=…, send-packets=…, send-minimum=…, receive=…, receive-packets=…, receive-minimum=… and
+    /// burst-ms=… hold from its first packet on. reserve=5G makes sure of 5 Gbit/s, also after the failure of a host; NICs with the same apart=NAME are served by
     /// different hosts, those with the same together=NAME by one host where that can be; rails=2 uses two NICs or more of a link
     /// aggregation group at the same time.
-    #[arg(long = "nic", value_name = "OPTIONS", num_args = 0..=1, default_missing_value = "", value_parser = parse_nic)]
+    #[arg(long = "nic", value_name = "OPTIONS", num_args = 0..=1, default_missing_value = "", value_parser = nic::parse)]
     pub(crate) nics: Vec<NicRequest>,
     /// A volume by name; again for more
     #[arg(long = "volume", value_name = "NAME")]
@@ -286,7 +288,7 @@ pub(crate) struct AttachDevice {
     /// The instance's name
     pub(crate) name: String,
     /// A NIC, with the options that `create` has for it
-    #[arg(long, value_name = "OPTIONS", num_args = 0..=1, default_missing_value = "", value_parser = parse_nic)]
+    #[arg(long, value_name = "OPTIONS", num_args = 0..=1, default_missing_value = "", value_parser = nic::parse)]
     pub(crate) nic: Option<NicRequest>,
     /// A volume by name
     #[arg(long, value_name = "NAME", conflicts_with = "nic", required_unless_present = "nic")]
@@ -296,34 +298,8 @@ pub(crate) struct AttachDevice {
     pub(crate) wait: Duration,
 }
 
-fn parse_nic(text: &str) -> Result<NicRequest, String> {
-    let mut nic = NicRequest::default();
-    for option in text.split(',').filter(|option| !option.is_empty()) {
-        let number =
-            |value: &str| value.parse::<u16>().map_err(|_| format!("{option:?} needs a number up to 65535"));
-        match option.split_once('=') {
-            Some(("device", value)) => nic.device = Some(value.to_owned()),
-            Some(("mac", value)) => nic.mac = Some(value.to_owned()),
-            Some(("mtu", value)) => nic.mtu = Some(number(value)?),
-            Some(("queue-pairs", value)) => nic.queue_pairs = Some(number(value)?),
-            Some(("reserve", value)) => nic.reserved_mbps = parse_mbps(value)?,
-            Some(("apart", value)) => nic.apart = Some(value.to_owned()),
-            Some(("rails", value)) => {
-                nic.rails = Some(value.parse().map_err(|_| format!("{option:?} needs a number, such as 2"))?);
-            }
-            Some(("together", value)) => nic.together = Some(value.to_owned()),
-            _ => {
-                return Err(format!(
-                    "{option:?} is none of device=…, mac=…, mtu=…, queue-pairs=…, reserve=…, apart=…, together=…, rails=…"
-                ));
-            }
-        }
-    }
-    Ok(nic)
-}
-
 /// A bit rate in Mbit/s: `500M`, `5G`, or a number of Mbit/s.
-fn parse_mbps(text: &str) -> Result<u64, String> {
+pub(super) fn parse_mbps(text: &str) -> Result<u64, String> {
     let (digits, unit) = match text.strip_suffix(['G', 'g']) {
         Some(digits) => (digits, 1000),
         None => (text.strip_suffix(['M', 'm']).unwrap_or(text), 1),

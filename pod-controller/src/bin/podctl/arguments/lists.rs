@@ -88,6 +88,23 @@ impl InstancesAsked {
     }
 }
 
+/// Which regions.
+#[derive(Args)]
+pub(crate) struct RegionsAsked {
+    /// Only those that are in this state
+    #[arg(long, value_name = "STATE", value_parser = ["in-use", "quarantined", "failed"])]
+    state: Option<String>,
+    /// Only those that are for this
+    #[arg(long, value_name = "PURPOSE", value_parser = ["rings", "transmit", "receive", "data", "ram", "board", "none"])]
+    purpose: Option<String>,
+}
+
+impl RegionsAsked {
+    pub(crate) fn fields(&self) -> Fields {
+        asked([("state", self.state.clone()), ("purpose", self.purpose.clone())])
+    }
+}
+
 fn asked<const N: usize>(fields: [(&'static str, Option<String>); N]) -> Fields {
     fields.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
 }
