@@ -371,7 +371,7 @@ pub struct NicLimit {
     /// Bytes of frames per second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes_per_second: Option<u64>,
-    /// Packets per second; a large packet that is cut later is one.
+    /// Packets per second, as on a wire: a large packet that is cut later counts as what it is cut into.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub packets_per_second: Option<u64>,
     /// Of how many milliseconds the share may be saved up and used at once; 60000 at most.

@@ -208,7 +208,7 @@ pub struct NicObject {
 pub struct RateLimit {
     /// Bytes of frames per second at most.
     pub bytes_per_second: Option<u64>,
-    /// Packets per second at most; a large packet that is cut later is one.
+    /// Packets per second at most, as on a wire: a large packet that is cut later counts as what it is cut into.
     pub packets_per_second: Option<u64>,
     /// Of how many milliseconds the share may be saved up and used at once.
     pub burst_ms: u32,
