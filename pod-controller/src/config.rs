@@ -41,6 +41,8 @@ pub use tls::TlsSection;
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 /// The paper's ring.
 const SLOTS: u32 = 8192;
+/// The least that frontends take for the data of a disk: as much as a guest that keeps to the limits it is shown asks for at once.
+const DATA_AREA_MIN: u64 = 4032 << 10;
 
 /// Everything in the file.
 #[derive(Clone, Debug, Deserialize)]
@@ -267,13 +269,13 @@ impl Config {
             }
         }
         let areas = [
-            ("tx-area", controller.tx_area),
-            ("rx-area", controller.rx_area),
-            ("data-area", controller.data_area),
+            ("tx-area", controller.tx_area, (1 << 20, "1M")),
+            ("rx-area", controller.rx_area, (1 << 20, "1M")),
+            ("data-area", controller.data_area, (DATA_AREA_MIN, "4032K")),
         ];
-        for (name, size) in areas {
-            if size.get() < 1 << 20 || size.get() > 1 << 40 {
-                return Err(format!("controller.{name} = {size}: use 1M to 1T"));
+        for (name, size, (least, shown)) in areas {
+            if size.get() < least || size.get() > 1 << 40 {
+                return Err(format!("controller.{name} = {size}: use {shown} to 1T"));
             }
         }
         if !(64..=SLOTS).contains(&controller.rx_quota_buffers) {
@@ -438,6 +440,7 @@ mod tests {
             ("log = 'loud'", "controller.log"),
             ("tx-area = '1K'", "tx-area"),
             ("rx-area = 'big'", "big"),
+            ("data-area = '4031K'", "controller.data-area = 3.9 MiB: use 4032K to 1T"),
             ("disk-queues = 0", "disk-queues"),
             ("rx-quota-buffers = 1", "rx-quota-buffers"),
             ("drain-ms = 1", "drain-ms"),
@@ -449,6 +452,7 @@ mod tests {
             let error = with(line).expect_err(line);
             assert!(error.contains(word), "{line}: {error}");
         }
+        with("data-area = '4032K'").expect("frontends take it");
         for ms in [0, 60_001] {
             let error = parse(&format!("{SMALLEST}fence-ms = {ms}\n")).expect_err("not in its range");
             assert!(error.contains(&format!("run.fence-ms = {ms}: use 20 to 60000")), "{error}");

@@ -12,7 +12,7 @@ use pod_protocol::objects::DiskObject;
 use vhost_frontend::pacing::{Pacer, Pacing};
 use vhost_frontend::{BufferArea, GuestMemory, Notes, PoolMap, PoolRam, Ring, StopReason};
 
-use super::device::caches_writes;
+use super::device::{REQUEST_BYTES_MAX, caches_writes};
 use super::flushed::Flushed;
 use super::owed_elsewhere::OwedElsewhere;
 use super::own_flush::OwnFlush;
@@ -108,6 +108,8 @@ pub(crate) struct Disk<M: Memory> {
     pool_ram: Option<PoolRam>,
     /// Finds data in the guest's memory.
     pub(super) finder: Finder,
+    /// How long a step of a request with data is at most, for what is left of the area.
+    pub(super) step_bytes_most: u64,
     /// For a list on its way to the pool.
     pub(super) list: ListBuffer,
     pub(super) slots: Slots,
@@ -166,6 +168,7 @@ impl<M: Memory> Disk<M> {
             counters,
             writeback,
             pool_ram,
+            step_bytes_most: REQUEST_BYTES_MAX,
             list: ListBuffer::default(),
             slots: Slots::new(REQUESTS_MAX),
             under_way: UnderWay::none(REQUESTS_MAX),

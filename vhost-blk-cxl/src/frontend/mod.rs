@@ -5,6 +5,7 @@
 
 mod attachment;
 mod becoming;
+mod copy_buffers;
 mod device;
 mod disk;
 mod exchange;

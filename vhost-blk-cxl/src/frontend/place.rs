@@ -10,6 +10,7 @@ use super::disk::Disk;
 use super::parse::HEADER_BYTES;
 use super::serve::copy_in;
 use super::slots::State;
+use super::steps::room_for_step;
 use crate::message::Operation;
 use crate::segments::{SEGMENTS_MAX, Segment, list_bytes};
 
@@ -142,8 +143,13 @@ impl Finder {
 impl<M: Memory> Disk<M> {
     /// A buffer that is kept for a bad day: for reads whose buffers a backend may still fill of which nothing is known.
     pub(super) fn spare(&mut self) -> Option<Buffer> {
-        let bytes = REQUEST_BYTES_MAX.min(self.buffers.total_bytes() / 4);
+        let bytes = self.spare_bytes();
         self.buffers.alloc(u32::try_from(bytes).ok()?)
+    }
+
+    /// How long such a buffer is.
+    pub(super) fn spare_bytes(&self) -> u64 {
+        REQUEST_BYTES_MAX.min(self.buffers.total_bytes() / 4)
     }
 
     /// Whether a backend has filled a buffer with zeros.
@@ -178,21 +184,26 @@ impl<M: Memory> Disk<M> {
 
     /// Gives the data of a request a buffer if it lost the place that it had. Whether it has one.
     pub(super) fn place_again(&mut self, index: u16) -> Result<bool, CopyError> {
+        let any_under_way = self.slots.with_backend() > 0;
         let slot = self.slots.get_mut(index);
         if !slot.operation.has_data() || slot.place != Place::Nowhere {
             return Ok(true);
         }
-        let bytes = u32::try_from(slot.length_bytes).ok();
-        let Some(buffer) = bytes.and_then(|bytes| self.buffers.alloc(bytes)) else { return Ok(false) };
+        let Some(buffer) = room_for_step(&mut self.buffers, slot.length_bytes, any_under_way) else {
+            return Ok(false);
+        };
+        // A request of one step may have several then. It is kept apart from others all the same: disks that leave this to whoever
+        // carries requests out give each one a place at the beginning.
+        slot.place_in(buffer);
         // Only now: what is admitted is counted, and without a buffer it would not move.
         if slot.done_bytes > 0
             && let Some(pacer) = &mut self.pacer
             && !pacer.admit(Way::Asked, slot.length_bytes)
         {
+            slot.place = Place::Nowhere;
             self.buffers.free(buffer);
             return Ok(false);
         }
-        slot.place = Place::Buffer(buffer);
         match &self.rings[usize::from(slot.ring)] {
             Some(served) if slot.operation == Operation::Write => {
                 self.budget.copied(slot.length_bytes);

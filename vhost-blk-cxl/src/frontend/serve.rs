@@ -13,7 +13,7 @@ use super::disk::{Allowance, Disk, Served};
 use super::parse::{HEADER_BYTES, Parsed, Refusal, parse};
 use super::place::Place;
 use super::slots::{Slot, State};
-use super::steps::step_bytes_max;
+use super::steps::{room_for_step, step_bytes_max};
 use super::turn_budget::TurnBudget;
 use crate::message::{Completion, Operation, Request, Status};
 
@@ -109,6 +109,7 @@ impl<M: Memory> Disk<M> {
     /// Takes a request from a ring. True if there was one.
     fn take_one(&mut self, ring: usize, allowance: &mut Allowance<'_>) -> bool {
         let (shape, data_step_bytes_max) = (self.shape(), self.data_step_bytes_max());
+        let any_under_way = self.slots.with_backend() > 0;
         let failed = self.object.failed;
         let Some(served) = self.rings[ring].as_mut().filter(|served| served.gives_requests()) else {
             return false;
@@ -163,22 +164,22 @@ impl<M: Memory> Disk<M> {
             let in_pool = (!in_steps)
                 .then(|| self.finder.find(&slot.chain, operation, length_bytes, shape.block_bytes, room))
                 .flatten();
-            // A step fits.
-            let step_bytes = slot.length_bytes;
-            let mut buffer = || u32::try_from(step_bytes).ok().and_then(|bytes| buffers.alloc(bytes));
-            let Some(place) = in_pool.or_else(|| buffer().map(Place::Buffer)) else {
-                return served.put_back(slot, &mut self.blocked);
-            };
+            match in_pool {
+                Some(place) => slot.place = place,
+                None => match room_for_step(buffers, slot.length_bytes, any_under_way) {
+                    Some(buffer) => slot.place_in(buffer),
+                    None => return served.put_back(slot, &mut self.blocked),
+                },
+            }
             if let Some(pacer) = &mut self.pacer
-                && !pacer.admit(Way::Asked, step_bytes)
+                && !pacer.admit(Way::Asked, slot.length_bytes)
             {
-                if let Some(buffer) = place.buffer() {
+                if let Some(buffer) = std::mem::replace(&mut slot.place, Place::Nowhere).buffer() {
                     buffers.free(buffer);
                 }
                 return served.put_back(slot, &mut self.blocked);
             }
-            slot.place = place;
-            self.counters.zero_copy.add(u64::from(place.is_in_guest()));
+            self.counters.zero_copy.add(u64::from(slot.place.is_in_guest()));
         }
         slot.ring = served.ring.index();
         slot.operation = operation;
@@ -199,7 +200,7 @@ impl<M: Memory> Disk<M> {
         };
         served.in_flight += 1;
         if operation != Operation::Flush {
-            self.under_way.begin(index, operation.writes(), range, in_steps);
+            self.under_way.begin(index, operation.writes(), range, slot.left_bytes > 0);
         }
         self.slots.take();
         match copied {

@@ -7,7 +7,7 @@
 //! be several times what a small share allows in any K.
 
 use cxl_pool::Memory;
-use vhost_frontend::CopyError;
+use vhost_frontend::{Buffer, BufferArea, CopyError};
 
 use super::device::{REQUEST_BYTES_MAX, SECTOR_BYTES, range_sectors_max};
 use super::disk::Disk;
@@ -29,6 +29,19 @@ pub(super) fn step_bytes_max(operation: Operation, with_data: u64) -> u64 {
     }
 }
 
+/// Room for a step of so many bytes, or for a shorter one where nothing is under way that gives any back: what is kept for other
+/// things may have cut the area up.
+pub(super) fn room_for_step(buffers: &mut BufferArea, bytes: u64, any_under_way: bool) -> Option<Buffer> {
+    let mut bytes = bytes;
+    loop {
+        let found = buffers.alloc(u32::try_from(bytes).ok()?);
+        if found.is_some() || any_under_way || bytes <= STEP_BYTES_LEAST {
+            return found;
+        }
+        bytes = (bytes / 2).next_multiple_of(STEP_BYTES_LEAST);
+    }
+}
+
 impl Slot {
     /// Begins a request, of which a step has so many bytes at most. Its data has no place yet.
     pub(super) fn begin(&mut self, offset_bytes: u64, length_bytes: u64, step_bytes_max: u64) {
@@ -37,6 +50,14 @@ impl Slot {
         self.length_bytes = length_bytes.min(step_bytes_max);
         self.done_bytes = 0;
         self.left_bytes = length_bytes - self.length_bytes;
+    }
+
+    /// Its step has this buffer, which may be shorter than what was asked for.
+    pub(super) fn place_in(&mut self, buffer: Buffer) {
+        let bytes = self.length_bytes.min(buffer.bytes().into());
+        self.left_bytes += self.length_bytes - bytes;
+        self.length_bytes = bytes;
+        self.place = Place::Buffer(buffer);
     }
 
     fn advance(&mut self, step_bytes_max: u64) {
@@ -50,9 +71,19 @@ impl Slot {
 impl<M: Memory> Disk<M> {
     /// How many bytes a step of a request with data has at most now: whole blocks.
     pub(super) fn data_step_bytes_max(&self) -> u64 {
-        let Some(pacer) = &self.pacer else { return REQUEST_BYTES_MAX };
+        let Some(pacer) = &self.pacer else { return self.step_bytes_most };
         let least = u64::from(self.object.block_bytes).max(STEP_BYTES_LEAST);
-        (pacer.at_once_bytes() / least * least).clamp(least, REQUEST_BYTES_MAX)
+        (pacer.at_once_bytes() / least * least).clamp(least, self.step_bytes_most)
+    }
+
+    /// So many [spares](Disk::spare) are kept of the area, and so many bytes for other things. A step finds room in what is left, and in a
+    /// spare.
+    pub(super) fn keep_of_area(&mut self, spares: usize, more_bytes: u64) {
+        let spare_bytes = self.spare_bytes();
+        let kept_bytes = spare_bytes.saturating_mul(spares as u64).saturating_add(more_bytes);
+        let left_bytes = self.buffers.total_bytes().saturating_sub(kept_bytes);
+        let most = if spares > 0 { left_bytes.min(spare_bytes) } else { left_bytes.min(REQUEST_BYTES_MAX) };
+        self.step_bytes_most = (most / STEP_BYTES_LEAST * STEP_BYTES_LEAST).max(STEP_BYTES_LEAST);
     }
 
     /// A step is done: queues the next one. False if there is none, or if nobody waits for it.

@@ -449,8 +449,8 @@ fn moved(seed: u64, omission: &Omission) {
     scene.settle();
     let [from, to] = [0, 2].map(|index| scene.drives[index].bytes()[..column_bytes].to_vec());
     assert!(from == to, "the column is not where it moves to");
-    // More than the buffers that copies had, which hold nothing dirty any more.
-    let places = scene.places(200);
+    // More than the buffers that copies had, which hold nothing dirty any more: all of them in the column that has moved.
+    let places: Vec<usize> = scene.places(200).into_iter().map(|at| at - at / unit % 2 * unit).collect();
     scene.drives.iter().for_each(|drive| drive.hold(true));
     scene.offer(T_IN, &places);
     scene.settle();

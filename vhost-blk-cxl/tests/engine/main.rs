@@ -24,6 +24,7 @@ mod mirror;
 mod mirror_losses;
 mod mirror_moves;
 mod mirror_order;
+mod mirror_room;
 mod moves;
 mod near;
 mod neighbours;

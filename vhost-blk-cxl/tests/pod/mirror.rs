@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cxl_channel::RingPlacement;
 use cxl_channel::doorbell::DoorbellListener;
 use cxl_pool::simulated::{SimulatedMemory, SimulatedPool};
-use cxl_pool::{Area, Generation, HostId, LineOffset, Role};
+use cxl_pool::{Area, Generation, HostId, LineCount, LineOffset, Role};
 use pod_protocol::endpoint::Handler;
 use pod_protocol::ids::{InstanceId, LeaseGeneration, LeaseId, PlaceId, PlaceNumber, RegionId, VolumeId};
 use pod_protocol::objects::{
@@ -26,6 +26,7 @@ use super::{Driver, PATIENCE, Pod, SLOTS, VOLUME_START, endpoint, eventually};
 
 /// Eight regions.
 pub const MIRROR_BYTES: u64 = 2 << 20;
+const POOL_BYTES: u64 = 32 << 20;
 /// Behind what a real pool begins with.
 pub(super) const RINGS: u64 = 32768;
 pub(super) const RING_LINES: u64 = 200_000;
@@ -73,7 +74,7 @@ pub struct MirrorPod {
 
 impl MirrorPod {
     pub fn new(seed: u64, replicas: u16) -> Self {
-        let pool = SimulatedPool::new(seed, 32 << 20);
+        let pool = SimulatedPool::new(seed, POOL_BYTES);
         let directory = tempfile::tempdir().unwrap();
         let run = RunDirectory::new(directory.path());
         run.prepare().unwrap();
@@ -218,6 +219,13 @@ impl MirrorPod {
         if self.labelled {
             self.put_on_drive(index, self.log_start(index), &[0; intent_log::LENGTH]);
         }
+    }
+
+    /// Gives the disk an area of another length. To be called before anything is started.
+    pub fn set_data_area(&mut self, bytes: u64) {
+        let area = Area::new(self.side.data_area.start, LineCount::covering(bytes));
+        assert!(area.bytes() + area.start.bytes().get() <= POOL_BYTES);
+        (self.side.data_area, self.disk.data_area) = (area, area);
     }
 
     /// The places that the volume has.

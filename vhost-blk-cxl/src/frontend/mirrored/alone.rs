@@ -57,6 +57,8 @@ impl<M: Memory> MirroredDisk<M> {
     pub(crate) fn alone(mut self) -> Disk<M> {
         self.disk.counters.dirty_bytes.set(0);
         self.intent.give_up(&mut self.disk.buffers);
+        self.copy_buffers.give_up(&mut self.disk.buffers);
+        self.disk.keep_of_area(0, 0);
         for spare in self.spares.drain(..) {
             self.disk.buffers.free(spare);
         }

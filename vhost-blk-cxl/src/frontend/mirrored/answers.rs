@@ -60,6 +60,7 @@ impl<M: Memory> MirroredDisk<M> {
         };
         if let Some(buffer) = orphan.buffer {
             self.disk.buffers.free(buffer);
+            self.disk.unblock();
         }
         self.departed.retain(|replica| !replica.orphans.is_empty());
         self.recheck = true;

@@ -24,6 +24,8 @@ use crate::message::{Operation, Request, Status};
 
 /// Kept for reading and writing the log, whatever the guest's requests take. A replica that is lost may keep one for a while.
 const BUFFERS: usize = 2;
+/// What they take of the disk's area.
+pub(super) const BUFFERS_BYTES: u64 = BUFFERS as u64 * intent_log::BYTES;
 
 /// How far the log is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

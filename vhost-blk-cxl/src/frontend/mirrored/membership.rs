@@ -94,6 +94,7 @@ impl<M: Memory> MirroredDisk<M> {
             if self.spares.len() + 1 < self.replicas.len() {
                 self.spares.extend(self.disk.spare());
             }
+            self.keep_of_area();
             self.recheck = true;
         }
     }
@@ -327,6 +328,7 @@ impl<M: Memory> MirroredDisk<M> {
         for gone in self.departed.extract_if(.., |gone| gone.is_on(channel)) {
             for buffer in gone.orphans.into_iter().filter_map(|orphan| orphan.buffer) {
                 self.disk.buffers.free(buffer);
+                self.disk.unblock();
             }
         }
         self.channel_is_ready(channel, near);

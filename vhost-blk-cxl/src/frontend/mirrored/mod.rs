@@ -42,16 +42,16 @@ use self::replica::{Replica, Resync};
 pub(super) use self::work::REPLICAS_MAX;
 use self::work::{Leg, Works};
 use super::Pace;
+use super::copy_buffers::{COPIES_BYTES, COPIES_MAX, CopyBuffers};
 use super::disk::{Disk, REQUESTS_MAX};
 use super::guest_side::GuestSide;
 use super::last_look::LastLook;
 use super::regions::REGION_BYTES;
 use crate::message::{Request, Words};
 
-/// Regions that are copied at a time.
-const COPIES_MAX: u16 = 2;
 /// Requests of our own: copies, one flush for each replica, and those for the log of intents.
-const OWN_MAX: u16 = COPIES_MAX + 4 + 3;
+const OWN_MAX: u16 = 2 + 4 + 3;
+const _: () = assert!(COPIES_MAX <= 2, "each copy needs room");
 const _: () = assert!(REPLICAS_MAX <= 4, "each replica needs room for its flush");
 
 /// A mirrored disk. All of it belongs to the worker.
@@ -83,6 +83,7 @@ pub(crate) struct MirroredDisk<M: Memory> {
     stirred: bool,
     /// Kept free for reads whose buffers a dead replica may still fill.
     spares: Vec<Buffer>,
+    copy_buffers: CopyBuffers,
     /// Its losses are of what no other replica had.
     pub(super) guest: GuestSide,
     last_look: LastLook,
@@ -105,6 +106,8 @@ impl<M: Memory> MirroredDisk<M> {
         for _ in 1..replicas.len() {
             spares.extend(disk.spare());
         }
+        let mut copy_buffers = CopyBuffers::default();
+        copy_buffers.replenish(&mut disk.buffers);
         disk.under_way.keep_apart(false);
         // A replica that was dropped may still fill a buffer, which can be kept aside if it is ours only. And what the guest changes
         // while it is written, replicas would have in different versions.
@@ -126,6 +129,7 @@ impl<M: Memory> MirroredDisk<M> {
             recheck: true,
             stirred: false,
             spares,
+            copy_buffers,
             guest: GuestSide::new(),
             last_look: LastLook::default(),
             intent,
@@ -137,8 +141,15 @@ impl<M: Memory> MirroredDisk<M> {
                 mirrored.replicas[index].dirty.insert_all();
             }
         }
+        mirrored.keep_of_area();
         mirrored.count_dirty();
         mirrored
+    }
+
+    /// Has the guest's requests find room beside what is kept for bad days and for our own.
+    fn keep_of_area(&mut self) {
+        let spares = self.spares.len().max(self.replicas.len().saturating_sub(1));
+        self.disk.keep_of_area(spares, COPIES_BYTES + intent::BUFFERS_BYTES);
     }
 
     /// Takes requests from the guest. True if anything moved.

@@ -42,7 +42,7 @@ impl<M: Memory> MirroredDisk<M> {
         for index in draining {
             self.read_source(index);
         }
-        while self.copies() < COPIES_MAX.into() && self.begin_copy() {}
+        while self.copies() < COPIES_MAX && self.begin_copy() {}
     }
 
     fn copies(&self) -> usize {
@@ -134,13 +134,11 @@ impl<M: Memory> MirroredDisk<M> {
         // Shorter where the volume ends.
         let offset = region * REGION_BYTES;
         let length = REGION_BYTES.min(self.disk.object().size_bytes.saturating_sub(offset));
-        let Some(buffer) = u32::try_from(length).ok().and_then(|bytes| self.disk.buffers.alloc(bytes)) else {
-            return false;
-        };
+        let Some(buffer) = self.copy_buffers.take(&mut self.disk.buffers) else { return false };
         let request = self.own_request(Operation::Read, offset, length, Some(buffer));
         let purpose = Purpose::Copy { target, region, stage: Stage::Draining, buffer };
         let Some(index) = self.works.enter_own(request, purpose) else {
-            self.disk.buffers.free(buffer);
+            self.copy_buffers.give_back(buffer);
             return false;
         };
         self.read_source(index);
@@ -264,9 +262,12 @@ impl<M: Memory> MirroredDisk<M> {
     pub(super) fn end_copy(&mut self, index: u16, buffer_is_free: bool) {
         if let Some(work) = self.works.remove(index)
             && let Purpose::Copy { buffer, .. } = work.purpose
-            && buffer_is_free
         {
-            self.disk.buffers.free(buffer);
+            if buffer_is_free {
+                self.copy_buffers.give_back(buffer);
+            } else {
+                self.copy_buffers.lose();
+            }
         }
         self.recheck = true;
     }

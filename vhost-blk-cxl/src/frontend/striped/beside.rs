@@ -13,6 +13,7 @@ use pod_protocol::reports::Report;
 use tracing::{info, warn};
 
 use super::super::Pace;
+use super::super::copy_buffers::COPIES_BYTES;
 use super::super::regions::Regions;
 use super::parts::{Leg, Owner, PARTS_MAX, Part};
 use super::{Column, StripedDisk, columns};
@@ -168,6 +169,8 @@ impl<M: Memory> StripedDisk<M> {
         self.disk.finder.copies_all = true;
         self.note_all_begun();
         self.keep_spare();
+        self.copy_buffers.replenish(&mut self.disk.buffers);
+        self.disk.keep_of_area(1, COPIES_BYTES);
         self.recheck = true;
         self.count_dirty();
     }
@@ -195,7 +198,15 @@ impl<M: Memory> StripedDisk<M> {
             info!(lease = %self.disk.object().lease, ssd = beside.ssd, "there is nothing beside the column");
         }
         self.disk.finder.copies_all = false;
+        self.give_copy_buffers_up();
+        self.disk.keep_of_area(0, 0);
         self.recheck = true;
+    }
+
+    /// Nothing moves any more. Copies that were given up still have what the column may fill.
+    pub(super) fn give_copy_buffers_up(&mut self) {
+        self.copy_buffers.give_up(&mut self.disk.buffers);
+        self.disk.unblock();
     }
 
     /// Takes from the place what it was to do. What it has already, it may still be doing: the reads that it got as a column are

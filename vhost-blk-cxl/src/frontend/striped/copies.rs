@@ -7,6 +7,7 @@
 use cxl_pool::{LineOffset, Memory};
 use vhost_frontend::Buffer;
 
+use super::super::copy_buffers::COPIES_MAX;
 use super::super::regions::{REGION_BYTES, overlap, regions_of};
 use super::StripedDisk;
 use super::beside::Stage;
@@ -134,9 +135,7 @@ impl<M: Memory> StripedDisk<M> {
         // Shorter where the column ends.
         let offset = region * REGION_BYTES;
         let length = REGION_BYTES.min(column_bytes.saturating_sub(offset));
-        let Some(buffer) = u32::try_from(length).ok().and_then(|bytes| self.disk.buffers.alloc(bytes)) else {
-            return false;
-        };
+        let Some(buffer) = self.copy_buffers.take(&mut self.disk.buffers) else { return false };
         let request = self.own_request(Operation::Read, offset, length, buffer.start().line());
         self.copies.0[slot] =
             Some(Copying { region, request, buffer, begun: false, spoiled: false, given_up: false });
@@ -197,7 +196,10 @@ impl<M: Memory> StripedDisk<M> {
     /// A copy is over, and its buffer free.
     fn end_copy(&mut self, slot: usize) {
         if let Some(copy) = self.copies.0[slot].take() {
-            self.disk.buffers.free(copy.buffer);
+            self.copy_buffers.give_back(copy.buffer);
+            if self.beside.is_none() {
+                self.give_copy_buffers_up();
+            }
         }
         self.recheck = true;
     }

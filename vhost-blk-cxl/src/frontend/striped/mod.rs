@@ -28,6 +28,7 @@ use self::layout::{Layout, Piece};
 use self::lists::PartData;
 use self::parts::{Job, Leg, Owner, Part, Parts};
 use self::stranded::Stranded;
+use super::copy_buffers::CopyBuffers;
 use super::disk::{Disk, REQUESTS_MAX};
 use super::guest_side::GuestSide;
 use super::last_look::LastLook;
@@ -96,6 +97,7 @@ pub(crate) struct StripedDisk<M: Memory> {
     columns: Vec<Column>,
     beside: Option<Beside>,
     copies: Copies,
+    copy_buffers: CopyBuffers,
     jobs: Vec<Option<Job>>,
     parts: Parts,
     /// Requests that have yet to be cut.
@@ -123,6 +125,7 @@ impl<M: Memory> StripedDisk<M> {
             columns,
             beside: None,
             copies: Copies::default(),
+            copy_buffers: CopyBuffers::default(),
             disk,
             jobs: vec![None; REQUESTS_MAX.into()],
             parts: Parts::new(),

@@ -98,7 +98,10 @@ impl<M: Memory> StripedDisk<M> {
             Owner::Copy(slot) => {
                 // Of a move before this one. No request has this number.
                 let sequence = u64::MAX - slot as u64;
-                self.stranded.buffers.extend(self.copies.take_buffer(slot).map(|buffer| (sequence, buffer)));
+                if let Some(buffer) = self.copies.take_buffer(slot) {
+                    self.copy_buffers.lose();
+                    self.stranded.buffers.push((sequence, buffer));
+                }
                 sequence
             }
             Owner::Guest(_) | Owner::Settling | Owner::Nobody => 0,
@@ -141,6 +144,7 @@ impl<M: Memory> StripedDisk<M> {
         let is_free = |kept: &mut (u64, Buffer)| !orphans.iter().any(|orphan| orphan.sequence == kept.0);
         for (_, buffer) in buffers.extract_if(.., is_free) {
             self.disk.buffers.free(buffer);
+            self.disk.unblock();
         }
         self.recheck = true;
     }
@@ -152,6 +156,7 @@ impl<M: Memory> StripedDisk<M> {
                 && let Some(spare) = self.stranded.spare.take()
             {
                 self.disk.buffers.free(spare);
+                self.disk.unblock();
             }
             return;
         }
