@@ -22,7 +22,7 @@ impl<M: Memory> BackendTask<M> {
         intent_log: Option<u64>,
         counters: Arc<Counters>,
     ) {
-        let id = object.id();
+        let (id, now_ns) = (object.id(), self.now_ns());
         let waits_for = self.earlier_than(&object, device);
         // A device has one place of a volume: whatever else it was here before, it is no longer.
         while let Some(other) = self.others_on(id, device) {
@@ -30,7 +30,7 @@ impl<M: Memory> BackendTask<M> {
         }
         let volume = match self.volumes.remove(&id) {
             Some(mut same) if is_same_use(&same.object, &object) && same.device == device => {
-                same.throttle.set(object.qos);
+                same.throttle.set(object.qos, now_ns);
                 if same.is_active {
                     self.devices[device].sharing.turns.set_priority(id, object.priority);
                 }

@@ -8,6 +8,8 @@ use pod_protocol::objects::Qos;
 const SECOND_NS: u64 = 1_000_000_000;
 /// What a request takes at least of the bytes that a volume is sure to get.
 const MINIMUM_COST_BYTES: u64 = 4096;
+/// How much longer than before a lower rate makes wait for what began earlier, at most.
+const LONGER_NS_MAX: u64 = SECOND_NS;
 
 /// One rate.
 #[derive(Debug, Clone, Copy)]
@@ -20,6 +22,18 @@ struct Rate {
 impl Rate {
     fn new(per_second: u64, burst_ns: u64) -> Self {
         Self { per_second, burst_ns, due_ns: 0 }
+    }
+
+    /// Goes on from where another rate was: what began then has yet to be paid for.
+    fn go_on_from(&mut self, before: Self, now_ns: u64) {
+        let owed_ns = before.due_ns.saturating_sub(now_ns);
+        if before.per_second == self.per_second || owed_ns == 0 {
+            self.due_ns = before.due_ns;
+            return;
+        }
+        let scaled = u128::from(owed_ns) * u128::from(before.per_second) / u128::from(self.per_second.max(1));
+        let scaled = u64::try_from(scaled).unwrap_or(u64::MAX);
+        self.due_ns = now_ns.saturating_add(scaled.min(owed_ns.saturating_add(LONGER_NS_MAX)));
     }
 
     /// From when on something more is in time.
@@ -58,10 +72,22 @@ impl Throttle {
         }
     }
 
-    /// Takes a new setting over. One that is the same goes on as it was.
-    pub(super) fn set(&mut self, qos: Qos) {
-        if self.qos != qos {
-            *self = Self::new(qos);
+    /// Takes a new setting over. What began before still counts: whoever changes it again and again, or something else of it, does not
+    /// lift the limit.
+    pub(super) fn set(&mut self, qos: Qos, now_ns: u64) {
+        if self.qos == qos {
+            return;
+        }
+        let before = std::mem::replace(self, Self::new(qos));
+        for (rate, before) in [
+            (&mut self.requests, before.requests),
+            (&mut self.bytes, before.bytes),
+            (&mut self.minimum_requests, before.minimum_requests),
+            (&mut self.minimum_bytes, before.minimum_bytes),
+        ] {
+            if let (Some(rate), Some(before)) = (rate, before) {
+                rate.go_on_from(before, now_ns);
+            }
         }
     }
 
@@ -167,13 +193,27 @@ mod tests {
     }
 
     #[test]
-    fn the_same_setting_again_does_not_refill_it() {
-        let qos = Qos { iops: Some(1), ..Qos::default() };
+    fn another_setting_does_not_refill_it() {
+        let qos = Qos { iops: Some(10), burst_ms: 0, ..Qos::default() };
         let mut throttle = Throttle::new(qos);
-        throttle.take(0, 0);
-        throttle.set(qos);
-        assert!(throttle.waits_until(0).is_some());
-        throttle.set(Qos { iops: Some(2), ..qos });
-        assert!(throttle.waits_until(0).is_none());
+        (0..20).for_each(|_| throttle.take(0, 0));
+        let due = Some(2 * SECOND_NS);
+        assert_eq!(throttle.waits_until(0), due);
+        throttle.set(qos, 0);
+        assert_eq!(throttle.waits_until(0), due);
+        // Something else of it.
+        let qos = Qos { bytes_per_second: Some(1), minimum_iops: Some(1), ..qos };
+        throttle.set(qos, SECOND_NS);
+        assert_eq!(throttle.waits_until(SECOND_NS), due);
+        // The second that is left of it is worth ten requests.
+        throttle.set(Qos { iops: Some(20), ..qos }, SECOND_NS);
+        assert_eq!(throttle.waits_until(SECOND_NS), Some(SECOND_NS + SECOND_NS / 2));
+        throttle.set(Qos { iops: Some(10), ..qos }, SECOND_NS);
+        assert_eq!(throttle.waits_until(SECOND_NS), due);
+        // Nobody waits for hours because of what began at a higher rate.
+        throttle.set(Qos { iops: Some(1), ..qos }, SECOND_NS);
+        assert_eq!(throttle.waits_until(SECOND_NS), Some(SECOND_NS + SECOND_NS + LONGER_NS_MAX));
+        throttle.set(Qos { iops: None, ..qos }, SECOND_NS);
+        assert_eq!(throttle.waits_until(SECOND_NS), None);
     }
 }

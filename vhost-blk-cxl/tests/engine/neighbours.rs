@@ -322,3 +322,22 @@ fn zeroes_and_discards_count_for_the_bytes_that_a_volume_may_move() {
         assert_eq!(driver.answer(0, 0, write), (OK, 1));
     }
 }
+
+#[test]
+fn another_setting_does_not_forgive_what_a_volume_has_had() {
+    let (mut pod, _control) = crate::pod::ram::pod(67);
+    let mut driver = Driver::connected(&pod);
+    let qos = Qos { bytes_per_second: Some(1), burst_ms: 0, ..Qos::default() };
+    pod.volume.qos = qos;
+    pod.apply_volume();
+    assert_eq!(driver.write_sectors(8, &pattern(1, 512)), OK);
+    let write = driver.offer(0, 0, T_OUT, 8, 512);
+    for qos in [qos, Qos { iops: Some(1000), ..qos }, Qos { bytes_per_second: Some(2), ..qos }] {
+        pod.volume.qos = qos;
+        pod.apply_volume();
+        assert!(driver.guest.wait_used(0, QUIET).is_none(), "it has had its share of {qos:?}");
+    }
+    pod.volume.qos = Qos::default();
+    pod.apply_volume();
+    assert_eq!(driver.answer(0, 0, write), (OK, 1));
+}
