@@ -7,7 +7,7 @@
 //! word 2 | offset in the volume, bytes                             |
 //! word 3 | length, bytes                                           |
 //! word 4 | first line of the data in the pool; all ones with a list |
-//! word 5 | 0                                             | marked  |
+//! word 5 | 0                                    | charge | marked  |
 //! word 6 | segments | first line of their list in the pool         |
 //! word 7 |epoch (the channel's)| 0                             | 1 |
 //! ```
@@ -83,6 +83,9 @@ const FLAG_MAY_UNMAP: u8 = 2;
 const FLAG_INTENT_LOG: u8 = 4;
 /// In a word that backends of earlier versions do not look at, where a flag that they do not know would cost the request.
 const WORD_MARKED: u64 = 1;
+/// There too: how much of it the volume's rates count.
+const WORD_CHARGED_AS_DISCARD: u64 = 2;
+const WORD_NOT_CHARGED: u64 = 4;
 /// Where data with a list seems to lie for those who do not know lists.
 const NOWHERE: u64 = u64::MAX;
 /// Of the word with a list, the bits that say where it begins.
@@ -91,6 +94,17 @@ const LIST_LINE: u64 = (1 << 48) - 1;
 const WORD_KNOWS_LISTS: u64 = 1;
 /// In the last word: this is a message, and not a slot that was emptied.
 const WORD_NOT_EMPTY: u64 = 1;
+
+/// How much of a request the volume's rates count. Backends of earlier versions count all of everything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Charge {
+    /// All of it.
+    Whole,
+    /// Zeroes that stand for a discard: what that would be.
+    AsDiscard,
+    /// Nothing: the guest did not ask for it.
+    Nothing,
+}
 
 /// Who speaks, and of what: which lease, in which of its generations, of which of its places.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -146,6 +160,8 @@ pub struct Request {
     /// What it writes is marked in the write-intent log, wherever the volume has one. A write that is not makes the backend
     /// clear the log: whoever wrote before it did not keep it.
     pub marked: bool,
+    /// What of it the volume's rates count.
+    pub charge: Charge,
     /// Where in the volume, or in its log.
     pub offset_bytes: u64,
     /// How many bytes of it.
@@ -200,13 +216,25 @@ impl Request {
     #[must_use]
     pub(crate) fn same_everywhere(self) -> Self {
         match self.operation {
-            Operation::Discard => Self { operation: Operation::WriteZeroes, may_unmap: true, ..self },
+            Operation::Discard => {
+                Self { operation: Operation::WriteZeroes, may_unmap: true, charge: Charge::AsDiscard, ..self }
+            }
             _ => self,
         }
     }
 
+    /// Whether the volume's rates count nothing of it. What is noted in the log is done on the guest's behalf, as copies are.
+    pub(crate) fn is_free(&self) -> bool {
+        self.intent_log || self.charge == Charge::Nothing
+    }
+
     /// As it travels.
     pub fn encode(&self) -> Words {
+        let charge = match self.charge {
+            Charge::Whole => 0,
+            Charge::AsDiscard => WORD_CHARGED_AS_DISCARD,
+            Charge::Nothing => WORD_NOT_CHARGED,
+        };
         let flags = if self.force_unit_access { FLAG_FORCE_UNIT_ACCESS } else { 0 }
             | if self.may_unmap { FLAG_MAY_UNMAP } else { 0 }
             | if self.intent_log { FLAG_INTENT_LOG } else { 0 };
@@ -216,7 +244,7 @@ impl Request {
             self.offset_bytes,
             self.length_bytes,
             if self.segments > 0 { NOWHERE } else { self.data.get() },
-            if self.marked { WORD_MARKED } else { 0 },
+            if self.marked { WORD_MARKED } else { 0 } | charge,
             if self.segments > 0 { self.data.get() & LIST_LINE | u64::from(self.segments) << 48 } else { 0 },
             WORD_NOT_EMPTY,
         ]
@@ -239,6 +267,11 @@ impl Request {
         if segments > 0 && !may_have_list {
             return Err(malformed);
         }
+        let charge = match words[5] {
+            word if word & WORD_NOT_CHARGED != 0 => Charge::Nothing,
+            word if word & WORD_CHARGED_AS_DISCARD != 0 => Charge::AsDiscard,
+            _ => Charge::Whole,
+        };
         let data = if segments > 0 { words[6] & LIST_LINE } else { words[4] };
         Ok(Self {
             holder: holder(words).ok_or(malformed)?,
@@ -248,6 +281,7 @@ impl Request {
             may_unmap: flags & FLAG_MAY_UNMAP != 0,
             intent_log,
             marked: words[5] & WORD_MARKED != 0,
+            charge,
             offset_bytes: words[2],
             length_bytes: words[3],
             data: LineOffset::new(data),
@@ -369,13 +403,14 @@ mod tests {
         fn requests_survive_the_journey(
             holder in a_holder(), operation in an_operation(), tag: u32, fua: bool, unmap: bool, log: bool,
             marked: bool,
+            charge in prop::sample::select(vec![Charge::Whole, Charge::AsDiscard, Charge::Nothing]),
             offset: u64, length: u64, line in 0u64..1 << 57, segments: u16,
         ) {
             let segments = if operation.has_data() && !log { segments } else { 0 };
             let line = if segments > 0 { line & LIST_LINE } else { line };
             let request = Request {
                 holder, tag: Tag::new(tag), operation, force_unit_access: fua, may_unmap: unmap,
-                intent_log: log && operation.has_data(), marked,
+                intent_log: log && operation.has_data(), marked, charge,
                 offset_bytes: offset, length_bytes: length, data: LineOffset::new(line), segments,
             };
             let words = request.encode();

@@ -150,7 +150,7 @@ pub(crate) fn after(list: &[Segment], done: u64) -> impl Iterator<Item = Segment
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::Operation;
+    use crate::message::{Charge, Operation};
     use cxl_pool::HostId;
     use cxl_pool::LineOffset;
     use cxl_pool::simulated::SimulatedPool;
@@ -170,6 +170,7 @@ mod tests {
             may_unmap: false,
             intent_log: false,
             marked: false,
+            charge: Charge::Whole,
             offset_bytes: 0,
             length_bytes: segments.iter().map(|segment| u64::from(segment.bytes)).sum(),
             data: LineOffset::new(64),

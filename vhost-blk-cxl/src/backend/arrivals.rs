@@ -157,7 +157,7 @@ impl<M: Memory> BackendTask<M> {
             if !std::mem::replace(&mut volume.is_active, true) {
                 self.devices[volume.device].sharing.turns.enter(id, volume.object.priority);
             }
-            volume.held.push_back(held);
+            volume.held.push(held);
         }
     }
 

@@ -79,7 +79,7 @@ pub(super) fn has_list_of(request: &Request, volume: &VolumeObject) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::{Holder, Tag};
+    use crate::message::{Charge, Holder, Tag};
     use cxl_pool::{Area, LineOffset};
     use pod_protocol::ids::{ChannelId, InstanceId, LeaseGeneration, LeaseId, PlaceNumber, VolumeId};
     use pod_protocol::objects::{Priority, Qos};
@@ -119,6 +119,7 @@ mod tests {
             may_unmap: false,
             intent_log: false,
             marked: false,
+            charge: Charge::Whole,
             offset_bytes,
             length_bytes,
             data: LineOffset::new(line),

@@ -7,7 +7,7 @@ use pod_protocol::ids::{LeaseGeneration, LeaseId, PlaceNumber};
 
 use super::in_flight::InFlight;
 use super::task::BackendTask;
-use crate::message::{Holder, Operation, Request, Tag};
+use crate::message::{Charge, Holder, Operation, Request, Tag};
 use crate::ssd::{Command, Outcome};
 
 /// Something to do.
@@ -39,6 +39,7 @@ impl Chore {
             may_unmap: true,
             intent_log: false,
             marked: false,
+            charge: Charge::Nothing,
             offset_bytes: self.start_bytes,
             length_bytes: self.length_bytes,
             data: LineOffset::new(0),

@@ -86,29 +86,36 @@ impl<M: Memory> BackendTask<M> {
         begun > 0
     }
 
-    /// Tries to begin a volume's first request.
+    /// Tries to begin a request of a volume.
     fn attempt(&mut self, id: PlaceId, room: &mut Room, now_ns: u64) -> Attempt {
         let Some(volume) = self.volumes.get_mut(&id) else { return Attempt::Nothing };
-        let Some(request) = volume.held.front().map(|held| held.request) else { return Attempt::Nothing };
+        if volume.held.is_empty() {
+            return Attempt::Nothing;
+        }
         if volume.waits_for.is_some() {
             return Attempt::Waits;
         }
-        // The guest pays for its own requests only, not for what is noted on its behalf.
-        let is_charged = volume.throttle.needs_clock() && !request.intent_log;
-        if is_charged && let Some(until) = volume.waits_until(now_ns) {
+        // The guest pays for its own requests only, not for what is noted or copied on its behalf.
+        let is_limited = volume.throttle.needs_clock();
+        let until = if is_limited && volume.held.any_of_guest() { volume.waits_until(now_ns) } else { None };
+        if let Some(until) = until {
             self.due_ns = Some(self.due_ns.map_or(until, |due| due.min(until)));
-            return Attempt::Waits;
         }
+        let Some(request) = volume.held.choose(until.is_some()).map(|held| held.request) else {
+            return Attempt::Waits;
+        };
         let attempt = self.begin(id, room);
         if matches!(attempt, Attempt::Done(_))
             && let Some(volume) = self.volumes.get_mut(&id)
         {
-            if let Some(held) = volume.held.pop_front() {
+            if let Some(held) = volume.held.take() {
                 self.arrivals.recycle(held.list);
             }
-            volume.throttled = false;
-            if is_charged {
-                volume.throttle.take(moved_bytes(&request), now_ns);
+            if !request.is_free() {
+                volume.throttled = false;
+                if is_limited {
+                    volume.throttle.take(moved_bytes(&request), now_ns);
+                }
             }
             if let Some(channel) = self.channels.get_mut(&volume.object.channel) {
                 channel.waiting = channel.waiting.saturating_sub(1);
@@ -117,10 +124,10 @@ impl<M: Memory> BackendTask<M> {
         attempt
     }
 
-    /// Begins a volume's first request, which is of its current generation, or answers it.
+    /// Begins the request of a volume that was chosen, which is of its current generation, or answers it.
     fn begin(&mut self, id: PlaceId, room: &mut Room) -> Attempt {
         let Some(volume) = self.volumes.get_mut(&id) else { return Attempt::Nothing };
-        let Some(Held { request, list }) = volume.held.front() else { return Attempt::Nothing };
+        let Some(Held { request, list }) = volume.held.first() else { return Attempt::Nothing };
         let request = *request;
         let done = Attempt::Done(cost(&request));
         let on = volume.object.channel;
@@ -171,7 +178,7 @@ impl<M: Memory> BackendTask<M> {
         }
         volume.in_flight += 1;
         room.taken();
-        let list = match volume.held.front_mut() {
+        let list = match volume.held.first_mut() {
             Some(held) if request.segments > 0 => std::mem::take(&mut held.list),
             _ => Vec::new(),
         };

@@ -14,6 +14,7 @@ mod tables;
 mod task;
 mod throttle;
 mod volume;
+mod waiting;
 mod wiping;
 
 use std::collections::BTreeMap;

@@ -104,10 +104,10 @@ impl<M: Memory> BackendTask<M> {
         }
     }
 
-    fn refuse_held(&mut self, volume: Volume) {
+    fn refuse_held(&mut self, mut volume: Volume) {
         self.devices[volume.device].sharing.turns.leave(volume.object.id());
         let Some(channel) = self.channels.get_mut(&volume.object.channel) else { return };
-        for held in volume.held {
+        for held in volume.held.drain() {
             channel.waiting = channel.waiting.saturating_sub(1);
             channel.outbox.push_back(held.request.not_done(Status::Refused).encode());
         }

@@ -3,7 +3,7 @@
 use pod_protocol::ids::PlaceId;
 use pod_protocol::turns::Turns;
 
-use crate::message::{Operation, Request};
+use crate::message::{Charge, Operation, Request};
 
 /// What a volume of the usual priority may begin per round: a few small requests, or a part of a large one.
 const QUANTUM_BYTES: u32 = 16 << 10;
@@ -20,6 +20,9 @@ const DISCARD_BYTES: u64 = 64 << 10;
 /// them otherwise, and nobody knows before.
 pub(super) fn moved_bytes(request: &Request) -> u64 {
     match request.operation {
+        Operation::WriteZeroes if request.charge == Charge::AsDiscard => {
+            request.length_bytes.min(DISCARD_BYTES)
+        }
         Operation::Read | Operation::Write | Operation::WriteZeroes => request.length_bytes,
         Operation::Discard => request.length_bytes.min(DISCARD_BYTES),
         Operation::Flush => 0,

@@ -188,7 +188,7 @@ impl<M: Memory> BackendTask<M> {
         // What waits was never begun, and its frontend sends it again. What the devices have is over before that begins.
         for (id, volume) in &mut self.volumes {
             if volume.object.channel == channel.object.id {
-                volume.held.clear();
+                volume.held.drain().for_each(drop);
                 // The frontend uses the buffers of all of them again, whichever place they were begun for.
                 let earlier = self.commands.of_all_devices();
                 let any = self.commands.has(earlier, id.lease, volume.device);

@@ -1,13 +1,12 @@
 //! A volume and its requests that wait.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use pod_protocol::objects::VolumeObject;
 
-use super::arrivals::Held;
 use super::in_flight::Earlier;
 use super::throttle::Throttle;
+use super::waiting::Waiting;
 use crate::counters::Counters;
 use crate::message::Request;
 use crate::ssd::Outcome;
@@ -37,12 +36,12 @@ pub(super) struct Volume {
     pub(super) in_flight: u32,
     /// What has to end before its next request begins.
     pub(super) waits_for: Option<Earlier>,
-    /// Not begun: its device has no room, it is being drained, or it has had its share. Others do not wait for it.
-    pub(super) held: VecDeque<Held>,
+    /// What has not begun.
+    pub(super) held: Waiting,
     pub(super) throttle: Throttle,
     /// It is among those that have turns at its device.
     pub(super) is_active: bool,
-    /// The first one waits for its share, and was counted.
+    /// The guest's first one waits for its share, and was counted.
     pub(super) throttled: bool,
 }
 
@@ -63,7 +62,7 @@ impl Volume {
             counters,
             in_flight: u32::try_from(in_flight).unwrap_or(u32::MAX),
             waits_for,
-            held: VecDeque::new(),
+            held: Waiting::default(),
             throttle,
             is_active: false,
             throttled: false,
@@ -85,7 +84,7 @@ impl Volume {
         }
     }
 
-    /// When its first request may begin, if it has to wait for that.
+    /// When the guest's first request may begin, if it has to wait for that.
     pub(super) fn waits_until(&mut self, now_ns: u64) -> Option<u64> {
         let until = self.throttle.waits_until(now_ns)?;
         if !std::mem::replace(&mut self.throttled, true) {

@@ -15,7 +15,7 @@ use super::place::Place;
 use super::slots::{Slot, State};
 use super::steps::{room_for_step, step_bytes_max};
 use super::turn_budget::TurnBudget;
-use crate::message::{Completion, Operation, Request, Status};
+use crate::message::{Charge, Completion, Operation, Request, Status};
 
 /// Requests taken from a ring before the next ring's turn.
 const RING_BUDGET: usize = 32;
@@ -303,6 +303,7 @@ impl<M: Memory> Disk<M> {
             may_unmap: slot.may_unmap,
             intent_log: false,
             marked: false,
+            charge: Charge::Whole,
             offset_bytes: slot.offset_bytes,
             length_bytes: slot.length_bytes,
             data: slot.place.start().map_or(LineOffset::new(0), ByteOffset::line),

@@ -12,7 +12,7 @@ use pod_protocol::ids::{ChannelId, LeaseGeneration, PlaceId, PlaceNumber, Volume
 use pod_protocol::objects::{Object, ObjectId, TableObject, VolumeObject};
 use pod_protocol::reports::Report;
 use pod_protocol::volume_table::{VolumeEntry, VolumeTable};
-use vhost_blk_cxl::message::{Completion, Holder, Operation, Request, Status, Tag};
+use vhost_blk_cxl::message::{Charge, Completion, Holder, Operation, Request, Status, Tag};
 use vhost_blk_cxl::ssd::Label;
 
 use crate::pod::ram::{Control, RamSsd, idle_pod};
@@ -63,6 +63,7 @@ impl Sleeper {
             may_unmap: false,
             intent_log: false,
             marked: false,
+            charge: Charge::Whole,
             offset_bytes: 0,
             length_bytes: if operation == Operation::Flush { 0 } else { BYTES as u64 },
             // Each has a buffer of its own.

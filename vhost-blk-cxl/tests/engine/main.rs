@@ -21,6 +21,7 @@ mod intent_log;
 mod live_migration;
 mod malformed;
 mod mirror;
+mod mirror_limits;
 mod mirror_losses;
 mod mirror_moves;
 mod mirror_order;

@@ -68,6 +68,8 @@ pub struct MirrorPod {
     pub(super) names: Vec<PlaceNumber>,
     /// SSDs carry tables of volumes, and with them logs of intents.
     pub labelled: bool,
+    /// What the volume is held to.
+    pub qos: Qos,
     pub drives: Drives,
     pub(super) directory: tempfile::TempDir,
 }
@@ -138,6 +140,7 @@ impl MirrorPod {
             hosts: (0..count).collect(),
             names: vec![PlaceNumber::FIRST; count],
             labelled: false,
+            qos: Qos::default(),
             drives: Drives::Ram,
             directory,
         }
@@ -354,8 +357,22 @@ impl MirrorPod {
             data_area: self.disk.data_area,
             ram_area: None,
             instance: InstanceId::new(1),
-            qos: Qos::default(),
+            qos: self.qos,
             priority: Priority::DEFAULT,
+        }
+    }
+
+    /// Holds the volume to something else from now on.
+    pub fn set_qos(&mut self, qos: Qos) {
+        self.qos = qos;
+        for index in 0..self.backends.len() {
+            for volume in
+                self.served_by(index).into_iter().map(|place| self.volume(place)).collect::<Vec<_>>()
+            {
+                if let Some(backend) = &mut self.backends[index] {
+                    backend.apply(Object::Volume(volume)).unwrap();
+                }
+            }
         }
     }
 

@@ -21,7 +21,7 @@ use super::begin::line_of;
 use super::replica::Resync;
 use super::work::{Leg, Purpose, Stage, Work};
 use super::{COPIES_MAX, MirroredDisk};
-use crate::message::{Operation, Request, Status, Tag};
+use crate::message::{Charge, Operation, Request, Status, Tag};
 
 impl<M: Memory> MirroredDisk<M> {
     /// Does what can be done now.
@@ -118,6 +118,7 @@ impl<M: Memory> MirroredDisk<M> {
             may_unmap: false,
             intent_log: false,
             marked: true,
+            charge: Charge::Nothing,
             offset_bytes,
             length_bytes,
             data: buffer.map_or(cxl_pool::LineOffset::new(0), |buffer| line_of(buffer.start())),

@@ -12,10 +12,7 @@ use super::super::regions::{REGION_BYTES, overlap, regions_of};
 use super::StripedDisk;
 use super::beside::Stage;
 use super::parts::{Leg, Owner, Part};
-use crate::message::{Operation, Request, Status, Tag};
-
-/// Regions that are copied at a time.
-const COPIES_MAX: usize = 2;
+use crate::message::{Charge, Operation, Request, Status, Tag};
 
 /// A region on its way.
 #[derive(Debug, Clone, Copy)]
@@ -109,6 +106,7 @@ impl<M: Memory> StripedDisk<M> {
             may_unmap: false,
             intent_log: false,
             marked: false,
+            charge: Charge::Nothing,
             offset_bytes,
             length_bytes,
             data,
