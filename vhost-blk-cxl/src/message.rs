@@ -26,7 +26,8 @@
 //! A request may be for the volume's write-intent log instead of its data; the offset is then one in the log.
 //!
 //! A completion repeats opcode, lease, generation and tag, says how many bytes were moved, and bears the device's write
-//! verifier in word 2. Everything that a
+//! verifier in word 2. Word 5 says for how many milliseconds the volume's next request will wait for the volume's rates; backends of
+//! earlier versions say 0, and their frontends do not look at it. Everything that a
 //! backend receives is checked by it: see [`Request::decode`] for the form, and the backend for what the sender may do.
 
 use cxl_pool::{ByteOffset, LineCount, LineOffset};
@@ -204,6 +205,8 @@ pub struct Completion {
     pub write_verifier: u64,
     /// The backend takes data in lists.
     pub knows_lists: bool,
+    /// For so many milliseconds the volume's next request will wait for the volume's rates.
+    pub throttled_ms: u32,
 }
 
 /// A message that does not have the form it must have.
@@ -302,7 +305,16 @@ impl Request {
     /// Its completion, by a device with this write verifier.
     pub fn completion(&self, status: Status, length_bytes: u64, write_verifier: u64) -> Completion {
         let Self { holder, tag, operation, .. } = *self;
-        Completion { holder, tag, operation, status, length_bytes, write_verifier, knows_lists: true }
+        Completion {
+            holder,
+            tag,
+            operation,
+            status,
+            length_bytes,
+            write_verifier,
+            knows_lists: true,
+            throttled_ms: 0,
+        }
     }
 
     /// Its completion, if it was not carried out.
@@ -320,7 +332,7 @@ impl Completion {
             self.write_verifier,
             self.length_bytes,
             if self.knows_lists { WORD_KNOWS_LISTS } else { 0 },
-            0,
+            self.throttled_ms.into(),
             0,
             WORD_NOT_EMPTY,
         ]
@@ -345,6 +357,7 @@ impl Completion {
             length_bytes: words[3],
             write_verifier: words[2],
             knows_lists: words[4] & WORD_KNOWS_LISTS != 0,
+            throttled_ms: u32::try_from(words[5]).unwrap_or(u32::MAX),
         })
     }
 }
@@ -427,11 +440,11 @@ mod tests {
         #[test]
         fn completions_survive_the_journey(
             holder in a_holder(), operation in an_operation(), tag: u32, length: u64, write_verifier: u64,
-            knows_lists: bool,
+            knows_lists: bool, throttled_ms: u32,
             status in prop::sample::select(vec![Status::Ok, Status::IoError, Status::Unsupported, Status::Refused]),
         ) {
             let completion =
-                Completion { holder, tag: Tag::new(tag), operation, status, length_bytes: length, write_verifier, knows_lists };
+                Completion { holder, tag: Tag::new(tag), operation, status, length_bytes: length, write_verifier, knows_lists, throttled_ms };
             let words = completion.encode();
             prop_assert_eq!(words[7] >> 63, 0, "the epoch is the channel's");
             prop_assert_ne!(words[7], 0, "taken for a slot that was emptied until its generation has been looked at");

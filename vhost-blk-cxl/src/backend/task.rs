@@ -26,7 +26,7 @@ use super::in_flight::Commands;
 use super::sharing::Sharing;
 use super::volume::Volume;
 use crate::counters::{Counter, Counters};
-use crate::message::{Holder, Operation, Request, Status, WORDS, Words};
+use crate::message::{Completion, Holder, Operation, Request, Status, WORDS, Words};
 use crate::ssd::{Finished, Outcome, Ssd};
 
 /// The timer's token; devices have those from zero.
@@ -150,7 +150,7 @@ impl<M: Memory> BackendTask<M> {
 
     /// Since the worker began.
     pub(super) fn now_ns(&self) -> u64 {
-        u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        nanoseconds_since(self.started)
     }
 
     /// Makes the worker wake when a volume may go on. False if it may already.
@@ -325,14 +325,17 @@ impl<M: Memory> BackendTask<M> {
             Outcome::Unsupported => Status::Unsupported,
         };
         self.devices[command.device].counters.ended(request.operation, status, request.length_bytes);
+        let mut throttled_ms = 0;
         if let Some(volume) = volume {
             volume.counters.ended(request.operation, status, request.length_bytes);
+            throttled_ms = volume.throttled_ms(|| nanoseconds_since(self.started));
         }
         let Some(channel) = self.channels.get_mut(&command.channel) else { return };
         if channel.object.generation == command.channel_generation {
             let bytes = if status == Status::Ok { request.length_bytes } else { 0 };
             let verifier = self.devices[command.device].ssd.write_verifier();
-            channel.outbox.push_back(request.completion(status, bytes, verifier).encode());
+            let completion = request.completion(status, bytes, verifier);
+            channel.outbox.push_back(Completion { throttled_ms, ..completion }.encode());
         }
     }
 
@@ -477,4 +480,8 @@ impl<M: Memory> Task for BackendTask<M> {
             }
         }
     }
+}
+
+fn nanoseconds_since(moment: Instant) -> u64 {
+    u64::try_from(moment.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }

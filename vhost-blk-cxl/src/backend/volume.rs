@@ -92,4 +92,14 @@ impl Volume {
         }
         Some(until)
     }
+
+    /// For how many milliseconds the guest's next request will wait for its share.
+    pub(super) fn throttled_ms(&self, now_ns: impl FnOnce() -> u64) -> u32 {
+        if !self.throttle.needs_clock() {
+            return 0;
+        }
+        let now_ns = now_ns();
+        let until_ns = self.throttle.waits_until(now_ns).unwrap_or(now_ns);
+        u32::try_from((until_ns - now_ns).div_ceil(1_000_000)).unwrap_or(u32::MAX)
+    }
 }

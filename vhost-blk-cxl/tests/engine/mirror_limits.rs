@@ -1,6 +1,10 @@
 //! Mirrored disks whose volumes are held to rates.
 
+use std::time::Duration;
+
+use pod_protocol::endpoint::Handler;
 use pod_protocol::objects::Qos;
+use pod_protocol::reports::Report;
 
 use crate::pod::mirror::MirrorPod;
 use crate::pod::*;
@@ -20,6 +24,39 @@ fn pod(seed: u64) -> (MirrorPod, Driver) {
     let driver = pod.driver();
     pod.until(|pod| pod.dirty_bytes() == 0);
     (pod, driver)
+}
+
+fn has_failed(reports: &[Report]) -> bool {
+    reports.iter().any(|report| matches!(report, Report::ReplicaFailed { .. }))
+}
+
+#[test]
+fn a_replica_that_waits_for_the_volumes_rates_does_not_hang() {
+    let (mut pod, mut driver) = pod(51);
+    pod.frontend.as_mut().unwrap().set_replica_timeout(Some(Duration::from_secs(1)));
+    pod.set_qos(at_most(1 << 20));
+    assert_eq!(driver.range_request(T_WRITE_ZEROES, 0, 4 * MIB, 0), OK);
+    let mut reports = Vec::new();
+    driver.write(driver.place(0).data, &pattern(1, 4096));
+    driver.offer(0, 0, T_OUT, 8, 4096);
+    eventually(|| {
+        pod.dirty_bytes();
+        reports.extend(pod.reports());
+        driver.guest.used(0).is_some()
+    });
+    assert_eq!(driver.status(0), OK);
+    assert!(!has_failed(&reports), "{reports:?}");
+    for backend in pod.backends.iter_mut().flatten() {
+        assert!(backend.telemetry().leases[0].throttled > 0, "nothing had to wait");
+    }
+    // One that hangs is told from that.
+    pod.controls[1].hold(true);
+    driver.offer(0, 0, T_OUT, 8, 4096);
+    eventually(|| {
+        pod.dirty_bytes();
+        has_failed(&pod.reports())
+    });
+    pod.controls[1].hold(false);
 }
 
 #[test]

@@ -25,6 +25,7 @@ impl<M: Memory> MirroredDisk<M> {
         let Some((replica, index)) = found else { return self.answer_orphan(channel, completion) };
         let it = &mut self.replicas[replica];
         it.sent -= 1;
+        it.throttled.answered(completion);
         let Some(work) = self.works.get(index).copied() else { return };
         let leg = if work.request.operation != completion.operation {
             // The backend is confused; it would not do better if asked again.

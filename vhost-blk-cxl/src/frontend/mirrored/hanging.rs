@@ -1,4 +1,4 @@
-//! Replicas that neither answer nor fail.
+//! Replicas that neither answer nor fail. Time in which the volume's rates have a replica's backend wait does not count.
 
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,7 @@ impl<M: Memory> MirroredDisk<M> {
     pub(super) fn drop_hanging(&mut self, now: Instant, timeout: Duration) {
         let passed = self.last_look.passed(now);
         for index in 0..self.replicas.len() {
+            let passed = self.replicas[index].throttled.accounts_for(passed);
             let oldest = self.oldest_at(index, passed);
             self.replicas[index].oldest = oldest;
             if oldest.is_none_or(|oldest| oldest.waited < timeout) {

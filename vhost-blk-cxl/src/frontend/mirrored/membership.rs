@@ -6,6 +6,7 @@ use pod_protocol::objects::{DiskObject, ReplicaObject};
 use pod_protocol::reports::Report;
 use tracing::{info, warn};
 
+use super::super::last_look::Throttled;
 use super::super::regions::regions_of;
 use super::replica::{Orphan, Replica, Resync};
 use super::work::{Leg, Purpose, Stage, Work};
@@ -287,6 +288,7 @@ impl<M: Memory> MirroredDisk<M> {
         let replica = &mut self.replicas[index];
         replica.ready = false;
         replica.refused = false;
+        replica.throttled = Throttled::default();
         if !replica.counts() {
             replica.resync = Resync::Idle;
             self.detach(index);

@@ -7,6 +7,7 @@ use pod_protocol::ids::{ChannelId, LeaseGeneration, LeaseId, PlaceNumber};
 use pod_protocol::objects::{ReplicaObject, Route};
 use vhost_frontend::Buffer;
 
+use super::super::last_look::Throttled;
 use super::super::regions::Regions;
 use super::super::unflushed::Unflushed;
 use crate::message::{Holder, Tag};
@@ -82,6 +83,8 @@ pub(super) struct Replica {
     pub(super) lost: bool,
     /// The request that it has had for the longest time.
     pub(super) oldest: Option<Oldest>,
+    /// How long that may wait for the volume's rates.
+    pub(super) throttled: Throttled,
 }
 
 /// A request as it was seen with a replica.
@@ -117,6 +120,7 @@ impl Replica {
             failing: None,
             lost: false,
             oldest: None,
+            throttled: Throttled::default(),
         }
     }
 

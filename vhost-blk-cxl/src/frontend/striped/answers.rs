@@ -25,6 +25,7 @@ impl<M: Memory> StripedDisk<M> {
         };
         let column = &mut self.columns[part.column];
         column.sent -= 1;
+        column.throttled.answered(completion);
         if part.owner == Owner::Nobody {
             self.end(index, completion.status);
         } else if part.request.operation != completion.operation {

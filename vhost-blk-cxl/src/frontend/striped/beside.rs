@@ -301,6 +301,7 @@ impl<M: Memory> StripedDisk<M> {
             part.column == at && counts && !matches!(part.leg, Leg::Failed(_))
         };
         let serial = self.parts.oldest_where(is_open);
+        let passed = self.columns[at].throttled.accounts_for(passed);
         let Some(beside) = &mut self.beside else { return };
         let known = beside.oldest.filter(|known| Some(known.0) == serial);
         beside.oldest = serial.map(|serial| (serial, known.map_or(Duration::ZERO, |it| it.1 + passed)));

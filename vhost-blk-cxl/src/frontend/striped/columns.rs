@@ -4,6 +4,7 @@ use cxl_pool::Memory;
 use pod_protocol::ids::ChannelId;
 use pod_protocol::objects::{DiskObject, ReplicaObject};
 
+use super::super::last_look::Throttled;
 use super::StripedDisk;
 use super::parts::{Leg, Owner, Part};
 use crate::message::{Operation, Status};
@@ -79,6 +80,7 @@ impl<M: Memory> StripedDisk<M> {
     fn restart(&mut self, at: usize) {
         self.columns[at].ready = false;
         self.columns[at].refused = false;
+        self.columns[at].throttled = Throttled::default();
         let sent = self.parts.in_order(|part| part.column == at && matches!(part.leg, Leg::Sent(_)));
         let mut again = 0;
         for index in sent.into_iter().rev() {

@@ -31,7 +31,7 @@ use self::stranded::Stranded;
 use super::copy_buffers::CopyBuffers;
 use super::disk::{Disk, REQUESTS_MAX};
 use super::guest_side::GuestSide;
-use super::last_look::LastLook;
+use super::last_look::{LastLook, Throttled};
 use super::unflushed::{Mark, Unflushed};
 use crate::message::{Holder, Operation, Request, Tag, Words};
 use crate::segments::{SEGMENTS_MAX, Segment};
@@ -52,6 +52,8 @@ struct Column {
     /// How many parts it has.
     sent: u32,
     unflushed: Unflushed,
+    /// How long what it has may wait for the volume's rates.
+    throttled: Throttled,
 }
 
 impl Column {
@@ -65,6 +67,7 @@ impl Column {
             queue: VecDeque::new(),
             sent: 0,
             unflushed: Unflushed::default(),
+            throttled: Throttled::default(),
         }
     }
 
