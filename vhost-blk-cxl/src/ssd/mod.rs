@@ -204,6 +204,17 @@ pub enum OpenError {
         /// Its file.
         path: String,
     },
+    /// It is a block device that is in use.
+    #[error(
+        "ssd {ssd}: {path} is in use, or a partition of it, or the device that it is a partition of: it is mounted, a member of a RAID or of a \
+         mapped device (see `lsblk {path}`), or another process has it; give this host another device"
+    )]
+    Claimed {
+        /// Its name.
+        ssd: String,
+        /// Its file.
+        path: String,
+    },
     /// The file does not exist, and no size was given to create it with.
     #[error("ssd {ssd}: {path} does not exist: create it, or say with `size = \"8G\"` how large it shall be")]
     Missing {
@@ -238,7 +249,7 @@ impl OpenError {
     /// Whether requests of a process of before may still be under way there, which fill or read memory of the pool.
     pub fn may_hide_requests(&self) -> bool {
         match self {
-            Self::Locked { .. } => true,
+            Self::Locked { .. } | Self::Claimed { .. } => true,
             Self::Io { source, .. } => source.kind() == std::io::ErrorKind::TimedOut,
             Self::Missing { .. } | Self::NotADisk { .. } | Self::TooSmall { .. } => false,
         }

@@ -11,8 +11,9 @@ use rustix::fs::{AtFlags, FlockOperation, StatxFlags};
 
 use super::{Geometry, OpenError};
 
-/// How long to wait for the lock of a predecessor whose requests the kernel is still finishing.
+/// How long to wait for the lock, or the claim, of a predecessor whose requests the kernel is still finishing.
 const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+const RETRY_AFTER: Duration = Duration::from_millis(20);
 
 const BLOCK_MIN: u32 = 512;
 /// What every file system accepts that does not say what it needs.
@@ -33,21 +34,27 @@ pub(super) fn open(ssd: &str, path: &Path, size_bytes: Option<u64>) -> Result<Op
     let failed = |what| {
         move |source| OpenError::Io { ssd: ssd.to_owned(), what, path: path.display().to_string(), source }
     };
-    match std::fs::metadata(path) {
-        Ok(metadata) if metadata.is_file() || metadata.file_type().is_block_device() => {}
+    let exclusive = match std::fs::metadata(path) {
+        // The lock is one of this name for it only: whoever mounts it, or has a partition of it, asks for a claim.
+        Ok(metadata) if metadata.file_type().is_block_device() => libc::O_EXCL,
+        Ok(metadata) if metadata.is_file() => 0,
         Ok(_) => return Err(OpenError::NotADisk { ssd: ssd.to_owned(), path: shown() }),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             if size_bytes.is_none() {
                 return Err(OpenError::Missing { ssd: ssd.to_owned(), path: shown() });
             }
             create(path).map_err(failed("create"))?;
+            0
         }
         Err(error) => return Err(failed("look at")(error)),
-    }
-    let (mut file, direct) = match read_write(path, libc::O_DIRECT) {
+    };
+    let (mut file, direct) = match read_write_at_last(path, libc::O_DIRECT | exclusive) {
         Ok(file) => (file, true),
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
-            (read_write(path, 0).map_err(failed("open"))?, false)
+            (read_write(path, exclusive).map_err(failed("open"))?, false)
+        }
+        Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
+            return Err(OpenError::Claimed { ssd: ssd.to_owned(), path: shown() });
         }
         Err(error) => return Err(failed("open")(error)),
     };
@@ -79,6 +86,19 @@ fn read_write(path: &Path, flags: i32) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)
 }
 
+/// The same once a dead predecessor has it no longer, or after some time.
+fn read_write_at_last(path: &Path, flags: i32) -> io::Result<File> {
+    let began = Instant::now();
+    loop {
+        match read_write(path, flags) {
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) && began.elapsed() < LOCK_PATIENCE => {
+                std::thread::sleep(RETRY_AFTER);
+            }
+            opened => return opened,
+        }
+    }
+}
+
 /// Makes an empty file that outlives a power failure. It gets its size when it is locked.
 fn create(path: &Path) -> io::Result<()> {
     OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
@@ -94,7 +114,7 @@ fn lock(file: &File) -> io::Result<bool> {
         match rustix::fs::flock(file.as_fd(), FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(true),
             Err(rustix::io::Errno::WOULDBLOCK) if began.elapsed() < LOCK_PATIENCE => {
-                std::thread::sleep(Duration::from_millis(20));
+                std::thread::sleep(RETRY_AFTER);
             }
             Err(rustix::io::Errno::WOULDBLOCK) => return Ok(false),
             Err(errno) => return Err(errno.into()),

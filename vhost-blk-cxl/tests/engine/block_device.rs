@@ -1,8 +1,10 @@
 //! A guest whose volume lies on a block device: what is forgotten, and what is zeros.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
+use std::thread;
+use std::time::Duration;
 
 use cxl_pool::{CreateOptions, HardwareMemory};
 use pod_protocol::endpoint::{Handler, Reporter};
@@ -10,7 +12,7 @@ use pod_protocol::objects::{Object, ObjectId, TableObject};
 use pod_protocol::reports::{DeviceReport, Report};
 use pod_protocol::volume_table::{VolumeEntry, VolumeTable};
 use vhost_blk_cxl::backend::device_reports;
-use vhost_blk_cxl::ssd::{FileSsd, Label, Ssd};
+use vhost_blk_cxl::ssd::{FileSsd, Label, OpenError, Ssd};
 
 use crate::pod::loop_device::LoopDevice;
 use crate::pod::*;
@@ -172,4 +174,51 @@ fn a_deleted_volume_is_wiped_on_a_block_device() {
     file.read_exact_at(&mut found, VOLUME_START).unwrap();
     let (wiped, neighbour) = found.split_at(VOLUME_BYTES as usize);
     assert!(wiped.iter().all(|&byte| byte == 0) && neighbour.iter().all(|&byte| byte == 7));
+}
+
+/// As for a file system, and in a RAID.
+fn claim(path: &Path) -> std::io::Result<File> {
+    let flags = rustix::fs::OFlags::EXCL.bits().cast_signed();
+    File::options().read(true).write(true).custom_flags(flags).open(path)
+}
+
+#[test]
+fn a_block_device_that_is_in_use_is_refused_and_one_in_our_hands_is_claimed() {
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let backing = directory.path().join("backing");
+    File::create(&backing).unwrap().set_len(DEVICE_BYTES).unwrap();
+    let Some(device) = LoopDevice::over(&backing) else { return };
+    let pool = crate::zero_copy::pool();
+    let open = || FileSsd::open("ssd0", &device.path, None, &pool);
+    let claimed = claim(&device.path).unwrap();
+    let error = open().err().expect("somebody else has claimed it");
+    assert!(matches!(error, OpenError::Claimed { .. }) && error.may_hide_requests(), "{error}");
+    // Who is about to let go of it is waited for.
+    let leaving = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(100));
+        drop(claimed);
+    });
+    let ssd = open().unwrap();
+    leaving.join().unwrap();
+    let busy = claim(&device.path).err().and_then(|error| error.raw_os_error());
+    assert_eq!(busy, Some(rustix::io::Errno::BUSY.raw_os_error()));
+    // Its own table is another matter.
+    Label::open(&device.path).unwrap();
+    drop(ssd);
+    eventually(|| claim(&device.path).is_ok());
+}
+
+#[test]
+fn a_block_device_and_its_partition_are_not_two_devices() {
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let backing = directory.path().join("backing");
+    File::create(&backing).unwrap().set_len(DEVICE_BYTES).unwrap();
+    let Some((device, partition)) = LoopDevice::with_partition(&backing) else { return };
+    let pool = crate::zero_copy::pool();
+    for (first, second) in [(&device.path, &partition), (&partition, &device.path)] {
+        let ssd = FileSsd::open("ssd0", first, None, &pool).unwrap();
+        let error = FileSsd::open("ssd1", second, None, &pool).err().expect("it is the same device");
+        assert!(matches!(error, OpenError::Claimed { .. }), "{error}");
+        drop(ssd);
+    }
 }

@@ -1,8 +1,9 @@
 //! A block device over a file.
 
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 /// A loop device, which goes with this.
 pub struct LoopDevice {
@@ -37,6 +38,26 @@ impl LoopDevice {
         }
     }
 
+    /// The same with one partition, which is all of it but its first MiB; and that.
+    pub fn with_partition(backing: &Path) -> Option<(Self, PathBuf)> {
+        let sectors = u32::try_from(fs::metadata(backing).unwrap().len() / 512).unwrap();
+        // Of type Linux; where it lies in cylinders nobody asks.
+        let mut entry = vec![0, 0, 0, 0, 0x83, 0, 0, 0];
+        entry.extend(2048_u32.to_le_bytes());
+        entry.extend((sectors - 2048).to_le_bytes());
+        let file = File::options().write(true).open(backing).unwrap();
+        file.write_all_at(&entry, 446).unwrap();
+        file.write_all_at(&[0x55, 0xaa], 510).unwrap();
+        let device = Self::over(backing)?;
+        let partition = PathBuf::from(format!("{}p1", device.path.display()));
+        let added = Command::new("partx").arg("--add").arg(&device.path).status();
+        if !added.is_ok_and(|status| status.success()) || !partition.exists() {
+            println!("SKIPPED: no partition of a loop device: util-linux and a kernel with them make some");
+            return None;
+        }
+        Some((device, partition))
+    }
+
     /// Where the kernel says of it what it is.
     pub fn sysfs(&self) -> PathBuf {
         Path::new("/sys/block").join(self.path.file_name().unwrap())
@@ -51,6 +72,8 @@ impl LoopDevice {
 
 impl Drop for LoopDevice {
     fn drop(&mut self) {
+        // Those that were added stay otherwise.
+        let _ = Command::new("partx").arg("--delete").arg(&self.path).stderr(Stdio::null()).status();
         // Now, or when the last one closes it that has it open.
         let _ = Command::new("losetup").arg("--detach").arg(&self.path).status();
     }
