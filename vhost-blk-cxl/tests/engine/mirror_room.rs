@@ -102,3 +102,34 @@ fn what_is_compared_does_not_wait_for_reads_that_wait_for_it() {
     }
     assert!((0..REQUESTS).all(|index| driver.status(index) == OK));
 }
+
+/// What was with a replica that died may still be filled by it, also after the controller has taken the replica away.
+#[test]
+fn a_read_does_not_go_on_in_a_buffer_that_a_replica_which_is_gone_may_fill() {
+    const READS: usize = 9;
+    let mut pod = pod(45, (2, 0), 4);
+    pod.start_all();
+    let mut driver = pod.driver();
+    pod.in_line();
+    pod.controls.iter().for_each(|control| control.hold(true));
+    for index in 0..READS as u64 {
+        driver.offer(0, index, T_IN, index * 512, 256 << 10);
+    }
+    eventually(|| pod.controls.iter().map(|control| control.waiting()).sum::<usize>() == READS);
+    // The spare has room for four of those that are asked for again.
+    let (had, others) = (pod.controls[0].waiting(), pod.controls[1].waiting());
+    assert!(had > 4, "{had} reads are with it");
+    pod.kill(0, || false);
+    pod.notice(0);
+    eventually(|| pod.controls[1].waiting() == others + 4);
+    pod.present[0] = false;
+    pod.disk.epoch += 1;
+    pod.apply_disk();
+    assert!(driver.guest.wait_used(0, QUIET).is_none());
+    assert_eq!(pod.controls[1].waiting(), others + 4, "no more have a buffer");
+    pod.controls[1].hold(false);
+    for _ in 0..READS {
+        assert!(driver.guest.wait_used(0, PATIENCE).is_some(), "it is never answered");
+    }
+    assert!((0..READS as u64).all(|index| driver.status(index) == OK));
+}

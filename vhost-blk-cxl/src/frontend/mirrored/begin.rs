@@ -165,7 +165,9 @@ impl<M: Memory> MirroredDisk<M> {
     pub(super) fn replace_buffer(&mut self, index: u16) -> bool {
         let Some(work) = self.works.get_mut(index) else { return true };
         let tag = work.request.tag;
-        let mut orphans = self.replicas.iter_mut().flat_map(|replica| replica.orphans.iter_mut());
+        // Also one that has left by now may still fill it.
+        let all = self.replicas.iter_mut().chain(&mut self.departed);
+        let mut orphans = all.flat_map(|replica| replica.orphans.iter_mut());
         let Some(orphan) = orphans.find(|orphan| orphan.tag == tag && orphan.buffer.is_none()) else {
             // It was answered meanwhile.
             work.needs_buffer = false;
