@@ -4,6 +4,8 @@ use std::time::{Duration, Instant};
 
 use pod_protocol::objects::RateLimit;
 
+use crate::vnet_header::WireCost;
+
 const NS_PER_SECOND: u128 = 1_000_000_000;
 /// A packet of the usual length, by which the bytes that are left are turned into packets that may be taken.
 const USUAL_PACKET_BYTES: i64 = 1514;
@@ -108,6 +110,11 @@ impl RateLimiter {
         by_packets.min(by_bytes)
     }
 
+    /// How many frames packets may come to that are taken now: packets until that is used up, the last one of them whole.
+    pub fn allowed_frames(&self) -> u64 {
+        self.packets.as_ref().map_or(u64::MAX, |bucket| u64::try_from(bucket.level).unwrap_or(0))
+    }
+
     /// How many bytes may be taken now: packets until that is used up, the last one of them whole.
     pub fn allowed_bytes(&self) -> u64 {
         self.bytes.as_ref().map_or(u64::MAX, |bucket| u64::try_from(bucket.level).unwrap_or(0))
@@ -126,13 +133,13 @@ impl RateLimiter {
         self.allowed() > 0
     }
 
-    /// Notes what was taken.
-    pub fn charge(&mut self, packets: u64, bytes: u64) {
+    /// Notes what was taken, by what it comes to on a wire: a large frame may be many there, and each of them has headers.
+    pub fn charge(&mut self, cost: WireCost) {
         if let Some(bucket) = &mut self.packets {
-            bucket.take(packets);
+            bucket.take(cost.frames);
         }
         if let Some(bucket) = &mut self.bytes {
-            bucket.take(bytes);
+            bucket.take(cost.bytes);
         }
     }
 }
@@ -146,6 +153,10 @@ mod tests {
         RateLimit { bytes_per_second: bytes, packets_per_second: packets, burst_ms, ..RateLimit::default() }
     }
 
+    fn cost(frames: u64, bytes: u64) -> WireCost {
+        WireCost { frames, bytes }
+    }
+
     #[test]
     fn nothing_limited_is_no_limiter() {
         assert!(RateLimiter::new(&RateLimit::default(), Instant::now()).is_none());
@@ -156,7 +167,7 @@ mod tests {
         let now = Instant::now();
         let mut limiter = RateLimiter::new(&limit(None, Some(1000), 50), now).expect("a limit");
         assert_eq!(limiter.allowed(), 50);
-        limiter.charge(50, 0);
+        limiter.charge(cost(50, 0));
         assert_eq!(limiter.allowed(), 0);
         limiter.refill(now + Duration::from_micros(999));
         assert_eq!(limiter.allowed(), 0);
@@ -171,7 +182,7 @@ mod tests {
         let now = Instant::now();
         let mut limiter = RateLimiter::new(&limit(Some(1_000_000), None, 1), now).expect("a limit");
         assert_eq!(limiter.allowed(), 1, "a thousand bytes");
-        limiter.charge(1, 65_000);
+        limiter.charge(cost(1, 65_000));
         limiter.refill(now + Duration::from_millis(64));
         assert_eq!(limiter.allowed(), 0);
         limiter.refill(now + Duration::from_millis(65));
@@ -184,9 +195,9 @@ mod tests {
         let promise = RateLimit { minimum_bytes_per_second: Some(100_000_000), ..RateLimit::default() };
         let mut minimum = RateLimiter::minimum(&promise, now).expect("a promise");
         assert!(minimum.is_below(now));
-        minimum.charge(0, 1_000_000);
+        minimum.charge(cost(0, 1_000_000));
         assert!(!minimum.is_below(now), "ten milliseconds of it were saved up");
-        minimum.charge(0, u64::MAX);
+        minimum.charge(cost(0, u64::MAX));
         assert!(!minimum.is_below(now + Duration::from_millis(10)));
         assert!(minimum.is_below(now + Duration::from_millis(11)));
         assert!(RateLimiter::minimum(&limit(Some(5), Some(5), 9), now).is_none());
@@ -202,7 +213,7 @@ mod tests {
                 limiter.refill(now);
                 let (count, of_bytes) = (limiter.allowed() as u64, limiter.allowed_bytes());
                 let (count, of_bytes) = if bytes.is_some() { (0, of_bytes) } else { (count, 0) };
-                limiter.charge(count, of_bytes);
+                limiter.charge(cost(count, of_bytes));
                 sent += count + of_bytes;
                 // The timer is late at times.
                 now += Duration::from_micros(2_000 + sent % 7 * 150);
@@ -222,7 +233,7 @@ mod tests {
             let (mut now, mut taken) = (start, 0_u128);
             for step in steps {
                 let allowed = limiter.allowed();
-                limiter.charge(allowed as u64, 0);
+                limiter.charge(cost(allowed as u64, 0));
                 taken += allowed as u128;
                 now += Duration::from_nanos(step);
                 limiter.refill(now);
@@ -239,7 +250,7 @@ mod tests {
             let (mut now, mut taken) = (start, 0_u128);
             while now < start + Duration::from_secs(2) {
                 let allowed = limiter.allowed();
-                limiter.charge(allowed as u64, 0);
+                limiter.charge(cost(allowed as u64, 0));
                 taken += allowed as u128;
                 now += Duration::from_micros(step_us);
                 limiter.refill(now);

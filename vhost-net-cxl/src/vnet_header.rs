@@ -19,6 +19,8 @@ const TCP_CHECKSUM_OFFSET: u16 = 16;
 const TCP_HEADER_BYTES: u32 = 20;
 const UDP_CHECKSUM_OFFSET: u16 = 6;
 const UDP_HEADER_BYTES: u32 = 8;
+/// What options a TCP header may have.
+const TCP_OPTIONS_BYTES_MAX: u32 = 40;
 
 #[expect(clippy::cast_possible_truncation, reason = "constants of the standard that fit one byte")]
 mod codes {
@@ -48,6 +50,23 @@ pub struct VnetHeader {
     pub checksum_offset: u16,
     /// Over how many receive buffers of the guest the packet is spread.
     pub buffers: u16,
+}
+
+/// What a frame comes to on a wire.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WireCost {
+    /// Frames: those that a large one is cut into.
+    pub frames: u64,
+    /// Their bytes. Each has headers of its own.
+    pub bytes: u64,
+}
+
+impl std::ops::AddAssign for WireCost {
+    #[inline]
+    fn add_assign(&mut self, other: Self) {
+        self.frames += other.frames;
+        self.bytes += other.bytes;
+    }
 }
 
 /// Why a header is not acceptable.
@@ -132,6 +151,44 @@ impl VnetHeader {
         self.gso_type != codes::GSO_NONE
     }
 
+    /// What a frame of `frame_bytes` bytes comes to on a wire, whoever cuts it. Never too little: how long its TCP header is, is not known here, so that is
+    /// taken to have no options where segments are counted. That may be one too many.
+    #[inline]
+    pub const fn wire_cost(self, frame_bytes: u32) -> WireCost {
+        if self.gso_type == codes::GSO_NONE {
+            return WireCost { frames: 1, bytes: frame_bytes as u64 };
+        }
+        self.wire_cost_of_segments(frame_bytes)
+    }
+
+    const fn wire_cost_of_segments(self, frame_bytes: u32) -> WireCost {
+        let least = self.headers_end();
+        let options = if self.gso_type == codes::GSO_UDP_L4 { 0 } else { TCP_OPTIONS_BYTES_MAX };
+        // The hint counts as far as it can be true: a guest may give any.
+        let headers = match self.header_bytes as u32 {
+            hint if hint < least => least,
+            hint if hint > least + options => least + options,
+            hint => hint,
+        };
+        let frames = self.segments(frame_bytes) as u64;
+        WireCost { frames, bytes: frame_bytes as u64 + (frames - 1) * headers as u64 }
+    }
+
+    /// Where the headers of a large frame end, were there no options.
+    const fn headers_end(self) -> u32 {
+        let transport = if self.gso_type == codes::GSO_UDP_L4 { UDP_HEADER_BYTES } else { TCP_HEADER_BYTES };
+        self.checksum_start as u32 + transport
+    }
+
+    /// How many segments a large frame has, at most: one at least, and one if they have no size.
+    const fn segments(self, frame_bytes: u32) -> u32 {
+        let payload = frame_bytes.saturating_sub(self.headers_end());
+        if payload == 0 || self.gso_bytes == 0 {
+            return 1;
+        }
+        payload.div_ceil(self.gso_bytes as u32)
+    }
+
     /// Checks the header of a frame of `frame_bytes` bytes whose sender may leave `allowed` undone, and returns
     /// it with everything removed that a receiver could trip over: unknown flags, stale fields, a wrong hint.
     #[inline]
@@ -167,11 +224,11 @@ impl VnetHeader {
         if !allowed.contains(needed) {
             return Err(HeaderFault::NotNegotiated);
         }
-        let (checksum_offset, transport_bytes) = match self.gso_type {
-            codes::GSO_UDP_L4 => (UDP_CHECKSUM_OFFSET, UDP_HEADER_BYTES),
-            _ => (TCP_CHECKSUM_OFFSET, TCP_HEADER_BYTES),
+        let checksum_offset = match self.gso_type {
+            codes::GSO_UDP_L4 => UDP_CHECKSUM_OFFSET,
+            _ => TCP_CHECKSUM_OFFSET,
         };
-        let headers_end = u32::from(self.checksum_start) + transport_bytes;
+        let headers_end = self.headers_end();
         let consistent = self.needs_checksum()
             && self.checksum_offset == checksum_offset
             && headers_end <= frame_bytes
@@ -262,6 +319,29 @@ mod tests {
     }
 
     #[test]
+    fn a_frame_costs_what_it_comes_to_on_the_wire() {
+        let cost = |header: VnetHeader, frame_bytes| {
+            let WireCost { frames, bytes } = header.wire_cost(frame_bytes);
+            (frames, bytes)
+        };
+        assert_eq!(cost(VnetHeader::default(), 1514), (1, 1514));
+        let payload = 45 * 1448;
+        assert_eq!(cost(tso4(), 54 + payload), (45, u64::from(payload) + 45 * 54));
+        assert_eq!(cost(tso4(), 55 + payload), (46, u64::from(payload) + 1 + 46 * 54));
+        assert_eq!(cost(tso4(), 54), (1, 54), "all headers");
+        let hint = |header_bytes| VnetHeader { header_bytes, ..tso4() };
+        assert_eq!(cost(hint(0), 54 + 2 * 1448), (2, 2 * (54 + 1448)), "too low a hint");
+        assert_eq!(cost(hint(60_000), 54 + 2 * 1448), (2, 2 * (54 + 1448) + 40), "too high a one");
+        // Twelve bytes of options: they count as payload where segments are counted.
+        assert_eq!(cost(hint(66), 66 + 1448), (2, 66 + 1448 + 66));
+        let datagrams = VnetHeader { gso_type: 5, checksum_offset: 6, header_bytes: 500, ..tso4() };
+        assert_eq!(cost(datagrams, 42 + 3000), (3, 3 * 42 + 3000));
+        assert_eq!(cost(VnetHeader { gso_bytes: 1, ..tso4() }, 54 + 100), (100, 100 * 55));
+        assert_eq!(cost(VnetHeader { gso_bytes: 0, ..tso4() }, 60_000), (1, 60_000), "of an unchecked one");
+        assert_eq!(cost(VnetHeader { checksum_start: u16::MAX, ..tso4() }, 60), (1, 60));
+    }
+
+    #[test]
     fn what_a_receiver_could_trip_over_is_removed() {
         let odd = VnetHeader {
             flags: 0xfe,
@@ -295,6 +375,8 @@ mod tests {
             prop_assert!(!clean.needs_checksum() || end <= frame_bytes);
             prop_assert!(u32::from(clean.header_bytes) <= frame_bytes);
             prop_assert!(clean.is_large() == (clean.gso_bytes != 0));
+            let cost = clean.wire_cost(frame_bytes);
+            prop_assert!(cost.frames >= 1 && cost.bytes >= frame_bytes.into());
             prop_assert_eq!(clean.check(frame_bytes, 1500, allowed), Ok(clean));
         }
     }

@@ -175,7 +175,7 @@ impl Backlog {
             let queue = &mut self.queues[index];
             let Some(packet) = queue.packets.pop_front() else { return };
             if let Some(minimum) = &mut queue.minimum {
-                minimum.charge(1, packet.frame_bytes());
+                minimum.charge(packet.wire_cost());
             }
             self.take(packet);
         }
@@ -192,13 +192,13 @@ impl Backlog {
                 self.turns.leave_first();
                 continue;
             };
-            self.turns.pay(packet.frame_bytes());
+            self.turns.pay(packet.wire_cost().bytes);
             self.take(packet);
         }
     }
 
     fn take(&mut self, packet: Outgoing) {
-        self.chosen_bytes += packet.frame_bytes();
+        self.chosen_bytes += packet.wire_cost().bytes;
         self.chosen.push_back(packet);
     }
 
@@ -219,7 +219,7 @@ impl Backlog {
     /// Takes the first one of them away.
     pub(super) fn pop_front(&mut self) -> Option<Outgoing> {
         let packet = self.chosen.pop_front()?;
-        self.chosen_bytes -= packet.frame_bytes();
+        self.chosen_bytes -= packet.wire_cost().bytes;
         self.packets -= 1;
         Some(packet)
     }
@@ -227,7 +227,7 @@ impl Backlog {
     /// Keeps only packets of which `keep` says so, each registration's in order.
     pub(super) fn retain(&mut self, mut keep: impl FnMut(&Outgoing) -> bool) {
         self.chosen.retain(&mut keep);
-        self.chosen_bytes = self.chosen.iter().map(Outgoing::frame_bytes).sum();
+        self.chosen_bytes = self.chosen.iter().map(|packet| packet.wire_cost().bytes).sum();
         self.packets = self.chosen.len();
         for turn in self.turns.iter() {
             let queue = &mut self.queues[turn.get()];

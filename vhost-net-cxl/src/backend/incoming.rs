@@ -312,13 +312,10 @@ impl<M: Memory> Backend<M> {
                 }
                 bytes += piece.bytes;
             }
-            counters.count_rx(bytes - HEADER_BYTES_U32);
-            if let Some(limiter) = &mut registration.receive_limit {
-                limiter.charge(1, u64::from(bytes - HEADER_BYTES_U32));
-            }
-            if let Some(minimum) = &mut registration.receive_minimum {
-                minimum.charge(1, u64::from(bytes - HEADER_BYTES_U32));
-            }
+            let frame_bytes = bytes - HEADER_BYTES_U32;
+            counters.count_rx(frame_bytes);
+            let limits = [&mut registration.receive_limit, &mut registration.receive_minimum];
+            limits.into_iter().flatten().for_each(|limit| limit.charge(header.wire_cost(frame_bytes)));
         }
         for piece in pieces {
             if let Some(buffer) = buffers.at(piece.at)

@@ -13,7 +13,7 @@ use crate::channel_end::ChannelEnd;
 use crate::counters::DropReason;
 use crate::message::{NetMessage, Status};
 use crate::nic::Batch;
-use crate::vnet_header::{HEADER_BYTES, VnetHeader};
+use crate::vnet_header::{HEADER_BYTES, HEADER_BYTES_U32, VnetHeader, WireCost};
 
 /// A packet on its way to the wire.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +37,12 @@ impl Outgoing {
     pub(super) fn frame_bytes(&self) -> u64 {
         // No packet is shorter than its header: that was checked.
         u64::from(self.message.bytes).saturating_sub(HEADER_BYTES as u64)
+    }
+
+    /// What it comes to on the wire.
+    #[inline]
+    pub(super) fn wire_cost(&self) -> WireCost {
+        self.header.wire_cost(self.message.bytes.saturating_sub(HEADER_BYTES_U32))
     }
 }
 

@@ -41,7 +41,7 @@ impl Rules {
         bytes.filter(|_| chain.fault().is_none()).ok_or(DropReason::BadChain)
     }
 
-    /// Puts a packet into its buffer: all of it, or where it lies if that is in the pool.
+    /// Puts a packet into its buffer: all of it, or where it lies if that is in the pool. Returns its header, as it was cleaned.
     #[inline]
     pub(super) fn put<M: Memory>(
         self,
@@ -51,7 +51,7 @@ impl Rules {
         (frame_bytes, ranges): (u32, Option<&Ranges>),
         buffer: Buffer,
         bounce: &mut [u8],
-    ) -> Result<(), DropReason> {
+    ) -> Result<VnetHeader, DropReason> {
         match ranges {
             Some(ranges) => self.scatter(memory, of_guest, chain, (frame_bytes, ranges), buffer, bounce),
             None => self.copy(memory, of_guest, chain, frame_bytes, buffer, bounce),
@@ -72,7 +72,7 @@ impl Rules {
         frame_bytes: u32,
         buffer: Buffer,
         bounce: &mut [u8],
-    ) -> Result<(), DropReason> {
+    ) -> Result<VnetHeader, DropReason> {
         let mut raw = [0; HEADER_BYTES];
         if self.header_bytes == HEADER_BYTES
             && let [segment] = chain.readable()
@@ -81,22 +81,24 @@ impl Rules {
             if M::COHERENT {
                 memory.copy_from(buffer.start(), &packet);
                 memory.read(buffer.start(), &mut raw);
-                let clean = self.clean(raw, frame_bytes)?.to_bytes();
+                let header = self.clean(raw, frame_bytes)?;
+                let clean = header.to_bytes();
                 if clean != raw {
                     memory.write(buffer.start(), &clean);
                 }
-                return Ok(());
+                return Ok(header);
             }
             return self.stream(memory, &packet, frame_bytes, buffer, bounce);
         }
         let mut reader = ChainReader::new(guest, chain.readable());
         reader.read(&mut raw[..self.header_bytes]).map_err(|_| DropReason::BadChain)?;
-        let clean = self.clean(raw, frame_bytes)?.to_bytes();
+        let header = self.clean(raw, frame_bytes)?;
+        let clean = header.to_bytes();
         let payload = buffer.start().saturating_add(HEADER_BYTES as u64);
         if M::COHERENT {
             memory.write(buffer.start(), &clean);
             reader.copy_to_pool(memory, payload, frame_bytes.into()).map_err(|_| DropReason::BadChain)?;
-            return Ok(());
+            return Ok(header);
         }
         let bytes = HEADER_BYTES + frame_bytes as usize;
         if bytes <= BOUNCE_BYTES {
@@ -105,13 +107,13 @@ impl Rules {
             write_lines(memory, buffer.start(), bytes, bounce);
         } else {
             let whole = (0, HEADER_BYTES_U32 + frame_bytes);
-            self.copy_part(memory, guest, chain, (frame_bytes, whole), buffer, bounce)?;
+            return self.copy_part(memory, guest, chain, (frame_bytes, whole), buffer, bounce);
         }
-        Ok(())
+        Ok(header)
     }
 
     /// Copies a part of a packet, from one place in its buffer to another, of which the first is at the begin of a line. With the first part its header is
-    /// checked; with the last one `bounce` has its front where the pool's hosts are not coherent.
+    /// checked and returned; with the last one `bounce` has its front where the pool's hosts are not coherent.
     pub(super) fn copy_part<M: Memory>(
         self,
         memory: &M,
@@ -120,14 +122,16 @@ impl Rules {
         (frame_bytes, (mut from, to)): (u32, (u32, u32)),
         buffer: Buffer,
         bounce: &mut [u8],
-    ) -> Result<(), DropReason> {
+    ) -> Result<VnetHeader, DropReason> {
         let bad_chain = |_| DropReason::BadChain;
         let mut reader = ChainReader::new(guest, chain.readable());
+        let mut header = VnetHeader::default();
         if from == 0 {
             let mut raw = [0; HEADER_BYTES];
             reader.read(&mut raw[..self.header_bytes]).map_err(bad_chain)?;
+            header = self.clean(raw, frame_bytes)?;
             // Written back with the front of the frame, which lies in the same line.
-            memory.write(buffer.start(), &self.clean(raw, frame_bytes)?.to_bytes());
+            memory.write(buffer.start(), &header.to_bytes());
             from = HEADER_BYTES_U32;
         } else {
             reader.skip(self.header_bytes as u64 + u64::from(from - HEADER_BYTES_U32)).map_err(bad_chain)?;
@@ -141,7 +145,7 @@ impl Rules {
             reader.skip(self.header_bytes as u64).map_err(bad_chain)?;
             reader.read(&mut bounce[HEADER_BYTES..front]).map_err(bad_chain)?;
         }
-        Ok(())
+        Ok(header)
     }
 
     /// As [`Rules::copy`], past the cache, for a packet in one piece: but for its front, and the end that fills no line, it takes no way
@@ -154,11 +158,12 @@ impl Rules {
         frame_bytes: u32,
         buffer: Buffer,
         bounce: &mut [u8],
-    ) -> Result<(), DropReason> {
+    ) -> Result<VnetHeader, DropReason> {
         let front_bytes = packet.len().min(FRONT_BYTES);
         packet.copy_to(&mut bounce[..front_bytes]);
-        let (header, _) = bounce.split_first_chunk_mut().ok_or(DropReason::BadChain)?;
-        *header = self.clean(*header, frame_bytes)?.to_bytes();
+        let (raw, _) = bounce.split_first_chunk_mut().ok_or(DropReason::BadChain)?;
+        let header = self.clean(*raw, frame_bytes)?;
+        *raw = header.to_bytes();
         write_lines(memory, buffer.start(), front_bytes, bounce);
         let end = packet.len() - (packet.len() - front_bytes) % LINE_BYTES;
         let at = |place: usize| buffer.start().saturating_add(place as u64);
@@ -172,7 +177,7 @@ impl Rules {
             rest.copy_to(&mut line[..rest.len()]);
             write_lines(memory, at(end), rest.len(), line);
         }
-        Ok(())
+        Ok(header)
     }
 
     #[inline]

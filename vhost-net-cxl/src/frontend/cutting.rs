@@ -8,7 +8,7 @@ use vhost_frontend::{Buffer, Chain, GuestMemory};
 use super::buffers::TransmitBuffers;
 use super::copying::Rules;
 use crate::counters::DropReason;
-use crate::vnet_header::HEADER_BYTES_U32;
+use crate::vnet_header::{HEADER_BYTES_U32, VnetHeader};
 
 /// A packet of which a part is in the pool. It is the next one of its queue, where its chain stays until all of it is.
 #[derive(Debug)]
@@ -18,6 +18,8 @@ pub(super) struct Cut {
     head: u16,
     bytes: u32,
     done: u32,
+    /// As it was cleaned, once its begin is there.
+    header: VnetHeader,
     pub(super) buffer: Buffer,
 }
 
@@ -29,8 +31,8 @@ pub(super) enum Copied {
     InPart,
     /// It is no good.
     Refused(DropReason),
-    /// All of it is there.
-    Whole(Buffer),
+    /// All of it is there, with this header.
+    Whole(Buffer, VnetHeader),
 }
 
 impl Cut {
@@ -50,7 +52,7 @@ impl Cut {
                     buffers.free(other.buffer);
                 }
                 let Some(buffer) = buffers.alloc(bytes) else { return Copied::NoBuffer };
-                Self { ring, head, bytes, done: 0, buffer }
+                Self { ring, head, bytes, done: 0, header: VnetHeader::default(), buffer }
             }
         };
         while now.done < bytes {
@@ -61,14 +63,16 @@ impl Cut {
                 return Copied::InPart;
             }
             let part = (now.done, now.done + step);
-            if let Err(reason) =
-                rules.copy_part(memory, guest, chain, (frame_bytes, part), now.buffer, bounce)
-            {
-                buffers.free(now.buffer);
-                return Copied::Refused(reason);
+            match rules.copy_part(memory, guest, chain, (frame_bytes, part), now.buffer, bounce) {
+                Ok(header) if now.done == 0 => now.header = header,
+                Ok(_) => {}
+                Err(reason) => {
+                    buffers.free(now.buffer);
+                    return Copied::Refused(reason);
+                }
             }
             now.done += step;
         }
-        Copied::Whole(now.buffer)
+        Copied::Whole(now.buffer, now.header)
     }
 }

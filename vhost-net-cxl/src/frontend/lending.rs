@@ -57,7 +57,7 @@ impl Ranges {
 }
 
 impl Rules {
-    /// Copies the front of a packet into its buffer, checks its header, and lists where the rest of it lies. All that the
+    /// Copies the front of a packet into its buffer, checks its header, which it returns, and lists where the rest of it lies. All that the
     /// backend will read is written back; a fence is all that it needs.
     #[inline]
     pub(super) fn scatter<M: Memory>(
@@ -68,7 +68,7 @@ impl Rules {
         (frame_bytes, ranges): (u32, &Ranges),
         buffer: Buffer,
         bounce: &mut [u8],
-    ) -> Result<(), DropReason> {
+    ) -> Result<VnetHeader, DropReason> {
         let first = match chain.readable() {
             [first, ..] if self.header_bytes == HEADER_BYTES && first.bytes >= FRONT_BYTES => {
                 view.slice(first.address, FRONT_BYTES as usize)
@@ -84,14 +84,15 @@ impl Rules {
             memory.copy_from(buffer.start(), whole);
             let mut raw = [0; HEADER_BYTES];
             memory.read(buffer.start(), &mut raw);
-            let clean = VnetHeader::to_bytes(self.clean(raw, frame_bytes)?);
+            let header = self.clean(raw, frame_bytes)?;
+            let clean = header.to_bytes();
             if clean != raw {
                 memory.write(buffer.start(), &clean);
             }
             memory.write(scattered::list(buffer.start()), &list[..list_bytes]);
-            return Ok(());
+            return Ok(header);
         }
-        let (header, frame) = front.split_first_chunk_mut::<HEADER_BYTES>().ok_or(DropReason::BadChain)?;
+        let (front, frame) = front.split_first_chunk_mut::<HEADER_BYTES>().ok_or(DropReason::BadChain)?;
         let mut raw = [0; HEADER_BYTES];
         if let Some(whole) = first {
             whole.copy_to(&mut raw);
@@ -102,10 +103,11 @@ impl Rules {
             reader.read(&mut raw[..self.header_bytes]).map_err(|_| DropReason::BadChain)?;
             reader.read(frame).map_err(|_| DropReason::BadChain)?;
         }
-        *header = VnetHeader::to_bytes(self.clean(raw, frame_bytes)?);
+        let header = self.clean(raw, frame_bytes)?;
+        *front = header.to_bytes();
         if M::COHERENT {
             memory.write(buffer.start(), &bounce[..end]);
-            return Ok(());
+            return Ok(header);
         }
         let lines = end.next_multiple_of(LINE_BYTES);
         bounce[end..lines].fill(0);
@@ -114,7 +116,7 @@ impl Rules {
             // The guest wrote it on this host, so it may lie in this host's caches only.
             memory.write_back(*at, u64::from(*bytes));
         }
-        Ok(())
+        Ok(header)
     }
 }
 

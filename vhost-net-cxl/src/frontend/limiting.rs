@@ -5,9 +5,12 @@ use std::time::Instant;
 use cxl_pool::Memory;
 use pod_protocol::objects::PortObject;
 
+use super::budget::{Budget, Taken};
 use super::port::Port;
-use super::transmit::{Budget, Scratch};
+use super::transmit::Scratch;
+use crate::message::NetMessage;
 use crate::rate_limit::RateLimiter;
+use crate::vnet_header::{HEADER_BYTES, VnetHeader, WireCost};
 
 /// Whether a guest has several NICs at the same time, whose backends know nothing of each other: each lets as much pass as the guest may
 /// receive in all, for a flow is on one of them. What all of them let pass is judged here.
@@ -38,6 +41,16 @@ impl Port {
         })
     }
 
+    /// Counts a frame that it has received against that.
+    #[inline]
+    pub(super) fn charge_received<M: Memory>(&mut self, memory: &M, first: &NetMessage, frame_bytes: u32) {
+        if let Some(limiter) = &mut self.receive_limit {
+            let mut raw = [0; HEADER_BYTES];
+            memory.read(first.line.bytes(), &mut raw);
+            limiter.charge(VnetHeader::parse(raw).wire_cost(frame_bytes));
+        }
+    }
+
     /// Takes packets up to the rate that the guest is allowed. Once that is used up, it is asked again when the timer
     /// says so.
     pub(super) fn take_within_limit<M: Memory>(
@@ -45,22 +58,20 @@ impl Port {
         memory: &M,
         room: usize,
         scratch: &mut Scratch,
-    ) -> usize {
-        let Some(limiter) = &mut self.limiter else { return 0 };
+    ) -> Taken {
+        let Some(limiter) = &mut self.limiter else { return Taken::default() };
         limiter.refill(Instant::now());
-        let (allowed, bytes) = (limiter.allowed(), limiter.allowed_bytes());
-        let before = (self.counters.tx_packets.get(), self.counters.tx_bytes.get());
-        let taken = self.take_packets(memory, Budget { packets: room.min(allowed), bytes }, scratch);
-        let packets = self.counters.tx_packets.get().wrapping_sub(before.0);
-        let bytes = self.counters.tx_bytes.get().wrapping_sub(before.1);
+        let allowed = limiter.allowed();
+        let cost = WireCost { frames: limiter.allowed_frames(), bytes: limiter.allowed_bytes() };
+        let taken = self.take_packets(memory, Budget::within(room.min(allowed), cost), scratch);
         if let Some(limiter) = &mut self.limiter {
-            limiter.charge(packets, bytes);
+            limiter.charge(taken.cost);
             let used_up = limiter.allowed() == 0;
             if used_up && !self.throttled {
                 self.counters.rate_waits.add(1);
             }
             self.throttled = used_up;
-            self.count_held_back(taken, used_up);
+            self.count_held_back(taken.packets, used_up);
         }
         taken
     }

@@ -5,6 +5,7 @@
 //! malformed chain or header costs its guest that packet.
 
 mod announcing;
+mod budget;
 mod buffers;
 mod copying;
 mod cutting;

@@ -297,9 +297,7 @@ impl<M: Memory> Frontend<M> {
             match outcome {
                 Ok(()) => {
                     port.counters.count_rx(frame_bytes);
-                    if let Some(limiter) = &mut port.receive_limit {
-                        limiter.charge(1, frame_bytes.into());
-                    }
+                    port.charge_received(&self.memory, first, frame_bytes);
                 }
                 Err(reason) => port.counters.count_drop(reason),
             }

@@ -13,6 +13,7 @@ use vhost_frontend::{Buffer, Chain, GuestView};
 
 use super::PACKETS_PER_TURN;
 use super::announcing::Announcement;
+use super::budget::{Budget, COPIED_BYTES_PER_TURN, Taken};
 use super::copying::{BOUNCE_BYTES, Rules};
 use super::cutting::{Copied, Cut};
 use super::flow::{FLOW_BYTES, flow_hash};
@@ -29,10 +30,6 @@ use crate::vnet_header::{HEADER_BYTES, HEADER_BYTES_U32};
 /// Descriptors that a chain is expected to have; storage for more is made when a guest first sends such a chain.
 const USUAL_SEGMENTS: usize = 20;
 
-/// So many bytes are copied from a queue in a turn, and at most one packet more: about what stays in a core's own cache until the
-/// backend, or the kernel for it, reads it. Long packets would push each other out of it.
-const COPIED_BYTES_PER_TURN: u64 = 256 << 10;
-
 /// Storage that all ports use in turn.
 pub(super) struct Scratch {
     pub(super) chains: Vec<Chain>,
@@ -48,21 +45,6 @@ impl Scratch {
             used: Vec::with_capacity(UNDER_WAY_MAX),
             bounce: vec![0; BOUNCE_BYTES],
         }
-    }
-}
-
-/// What may be taken from a guest's queues at a time.
-#[derive(Clone, Copy)]
-pub(super) struct Budget {
-    pub(super) packets: usize,
-    /// Packets until that is used up, the last one of them whole.
-    pub(super) bytes: u64,
-}
-
-impl Budget {
-    /// Packets of any length.
-    const fn packets(packets: usize) -> Self {
-        Self { packets, bytes: u64::MAX }
     }
 }
 
@@ -139,7 +121,7 @@ impl Port {
         let steering = self.steer(channels);
         if steering == Steering::Dead {
             let packets = PACKETS_PER_TURN.min(UNDER_WAY_MAX - self.under_way.len());
-            let taken = self.take_packets(memory, Budget::packets(packets), scratch);
+            let taken = self.take_packets(memory, Budget::packets(packets), scratch).packets;
             self.drop_waiting();
             let returned = self.return_descriptors(scratch);
             return busy || returned || taken > 0;
@@ -164,14 +146,13 @@ impl Port {
         let room = usize::try_from(room).unwrap_or(usize::MAX);
         let room = room.min(UNDER_WAY_MAX - self.under_way.len()).min(PACKETS_PER_TURN);
         let room = if self.is_held() { 0 } else { room };
-        let bytes_before = self.counters.tx_bytes.get();
-        let taken = if self.limiter.is_none() {
+        let Taken { packets: taken, cost, .. } = if self.limiter.is_none() {
             self.take_packets(memory, Budget::packets(room), scratch)
         } else {
             self.take_within_limit(memory, room, scratch)
         };
         if let Some(minimum) = &mut self.minimum {
-            minimum.charge(0, self.counters.tx_bytes.get().wrapping_sub(bytes_before));
+            minimum.charge(cost);
         }
         if taken > 0 {
             // All of them are in the pool before any is announced.
@@ -224,22 +205,21 @@ impl Port {
     pub(super) fn take_packets<M: Memory>(
         &mut self,
         memory: &M,
-        budget: Budget,
+        mut budget: Budget,
         scratch: &mut Scratch,
-    ) -> usize {
+    ) -> Taken {
         let queues = self.rings.len() / 2;
-        let bytes_before = self.counters.tx_bytes.get();
-        let mut taken = 0;
+        let mut taken = Taken::default();
         for turn in 0..queues {
             let queue = (self.first_queue + turn) % queues;
             // An even share, so that one queue cannot starve the others; what is left over goes to the last.
-            let share = (budget.packets - taken).div_ceil(queues - turn);
-            let used = self.counters.tx_bytes.get().wrapping_sub(bytes_before);
-            let bytes = budget.bytes.saturating_sub(used);
+            let share = budget.share(queues - turn);
             let Scratch { chains, bounce, .. } = scratch;
-            let (packets, held) =
-                self.take_from_queue(memory, 2 * queue + 1, (&mut chains[..share], bytes), bounce);
-            taken += packets;
+            let chains = &mut chains[..share.packets];
+            let of_queue = self.take_from_queue(memory, 2 * queue + 1, (chains, share), bounce);
+            let Taken { packets, held, .. } = of_queue;
+            budget.spend(&of_queue);
+            taken.add(&of_queue);
             if held {
                 // A packet that waits for its share of the fabric is the next one: short ones of other queues would use up what is
                 // saved for it again and again. Nor does a queue that has just had a part of the share have the next as well.
@@ -256,41 +236,41 @@ impl Port {
         taken
     }
 
-    /// Takes packets from one queue, as many as there are chains for and until so many bytes are used up. Says how many, and whether the next one
-    /// has to wait for its share of the fabric.
+    /// Takes packets from one queue, as many as there are chains for and until its budget is used up.
     fn take_from_queue<M: Memory>(
         &mut self,
         memory: &M,
         index: usize,
-        (chains, bytes_allowed): (&mut [Chain], u64),
+        (chains, budget): (&mut [Chain], Budget),
         bounce: &mut [u8],
-    ) -> (usize, bool) {
-        if self.is_stopping(index) || bytes_allowed == 0 {
-            return (0, false);
+    ) -> Taken {
+        let mut all = Taken::default();
+        if self.is_stopping(index) || budget.is_used_up_by(&all) {
+            return all;
         }
         let (pair, steers) = (ring_index(index) / 2, self.has_queues());
         let Some(ring) = self.rings[index].as_mut().filter(|ring| ring.is_enabled()) else {
-            return (0, false);
+            return all;
         };
         let offered = match ring.next_chains(chains) {
             Ok(offered) => offered,
             Err(error) => {
                 // Once per ring: it stays silent from now on.
                 tracing::warn!(lease = %self.object.lease, queue = index, %error, "a guest broke its queue");
-                return (0, false);
+                return all;
             }
         };
         if offered == 0 {
-            return (0, false);
+            return all;
         }
         let rules =
             Rules { header_bytes: self.header_bytes, mtu: self.object.mtu, may_leave: self.may_leave };
         let guest = ring.memory();
         let view = GuestView::new(guest);
-        let (mut taken, mut packets, mut bytes, mut copied, mut zero_copy) = (0, 0, 0, 0, 0);
-        let (mut ranges, mut held) = (Ranges::new(), false);
+        let (mut packets, mut bytes, mut copied, mut zero_copy) = (0, 0, 0, 0);
+        let mut ranges = Ranges::new();
         for chain in &chains[..offered] {
-            if copied >= COPIED_BYTES_PER_TURN || bytes >= bytes_allowed {
+            if copied >= COPIED_BYTES_PER_TURN || budget.is_used_up_by(&all) {
                 break;
             }
             let mut packet = Packet::refused(Some((ring_index(index), chain.head())));
@@ -310,11 +290,11 @@ impl Port {
                         match Cut::advance(&mut self.cut, of_port, (memory, rules, guest), what, bounce) {
                             Copied::NoBuffer => break,
                             Copied::InPart => {
-                                held = true;
+                                all.held = true;
                                 break;
                             }
                             Copied::Refused(reason) => (None, Err(reason)),
-                            Copied::Whole(buffer) => (Some(buffer), Ok(())),
+                            Copied::Whole(buffer, header) => (Some(buffer), Ok(header)),
                         }
                     } else {
                         let needed = ranges.map_or(whole, |_| scattered::BUFFER_BYTES);
@@ -324,16 +304,17 @@ impl Port {
                             && !pacer.admit(Way::Asked, whole.into())
                         {
                             self.buffers.free(buffer);
-                            held = true;
+                            all.held = true;
                             break;
                         }
                         let of_frame = (frame_bytes, ranges);
                         (Some(buffer), rules.put(memory, (guest, &view), chain, of_frame, buffer, bounce))
                     };
                     match written {
-                        Ok(()) => {
+                        Ok(header) => {
                             packets += 1;
                             bytes += u64::from(frame_bytes);
+                            all.cost += header.wire_cost(frame_bytes);
                             packet.buffer = buffer;
                             packet.bytes = whole;
                             packet.lent = ranges.is_some();
@@ -353,15 +334,15 @@ impl Port {
                 }
             }
             self.under_way.push(packet);
-            taken += 1;
+            all.packets += 1;
         }
         self.counters.tx_packets.add(packets);
         self.counters.zero_copy.add(zero_copy);
         self.counters.tx_bytes.add(bytes);
-        for chain in chains[taken..offered].iter().rev() {
+        for chain in chains[all.packets..offered].iter().rev() {
             ring.put_back(chain);
         }
-        (taken, held)
+        all
     }
 
     /// Transmissions ended.

@@ -183,10 +183,8 @@ impl<M: Memory> Frontend<M> {
         let port = &mut self.ports[index];
         Some(delivered.map(|()| {
             port.waiting.begun = Some((queue, span.to));
-            if span.to == total
-                && let Some(limiter) = &mut port.receive_limit
-            {
-                limiter.charge(1, total.into());
+            if span.to == total {
+                port.charge_received(&self.memory, &frame[0], total);
             }
             span.to == total
         }))

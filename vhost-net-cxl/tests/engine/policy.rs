@@ -179,3 +179,42 @@ fn a_guest_with_known_addresses_uses_no_others() {
         assert_eq!(pod.guests[1].received(BUFFER_BYTES).len(), 1);
     }
 }
+
+/// The same with segments of another length.
+fn in_segments(of: u16, payload_bytes: usize) -> ([u8; 12], Vec<u8>) {
+    let (mut header, frame) = large(mac(1), mac(2), &payload(payload_bytes));
+    header[4..6].copy_from_slice(&of.to_le_bytes());
+    (header, frame)
+}
+
+#[test]
+fn large_packets_count_as_what_they_come_to_on_the_wire() {
+    // Of ten frames: three packets of four, and one of fourteen.
+    let packets = [(TEN, in_segments(1400, 5600), 3), (TEN, in_segments(1000, 14_000), 1)];
+    // A hundred segments of 4 bytes, each with headers of 54: two of them are more than 10 kB.
+    let slow = RateLimit { bytes_per_second: Some(1000), packets_per_second: None, ..TEN };
+    let bytes = [(slow, in_segments(4, 400), 2)];
+    for (limit, (header, frame), fit) in packets.into_iter().chain(bytes) {
+        for mut pod in neighbours("", &[all_features(), all_features()]) {
+            set_port(&mut pod, 1, NicPolicy { transmit: limit, ..NicPolicy::default() });
+            for _ in 0..8 {
+                assert!(pod.guests[0].send(&header, &frame));
+            }
+            pod.settle();
+            assert_eq!(pod.guests[1].received(BUFFER_BYTES).len(), fit, "sent");
+            assert_eq!(pod.frontend.lease(1).throttled, 8 - fit as u64);
+            set_port(&mut pod, 1, NicPolicy::default());
+            pod.settle();
+            assert_eq!(pod.guests[1].received(BUFFER_BYTES).len(), 8 - fit, "the rest");
+            pod.guests[0].transmit.reclaim_pairs();
+            // The other way it is the same, but that what is too much is dropped.
+            set_registration(&mut pod, 2, NicPolicy { receive: limit, ..NicPolicy::default() });
+            for _ in 0..8 {
+                assert!(pod.guests[0].send(&header, &frame));
+            }
+            pod.settle();
+            assert_eq!(pod.guests[1].received(BUFFER_BYTES).len(), fit, "received");
+            assert_eq!(pod.backend.lease(2).drops, [("rate-limit".to_owned(), 8 - fit as u64)].into());
+        }
+    }
+}

@@ -14,6 +14,7 @@ use pod_protocol::telemetry::LeaseTelemetry;
 use vhost_net_cxl::offloads::Offloads;
 
 use crate::echo::{BUFFER_BYTES, frame, mapped_pool};
+use crate::finishing::{large, payload};
 use crate::guest::{Guest, ram_area};
 use crate::pod::{
     POOL_BYTES, TestBackend, TestFrontend, Turn, all_features, area, channel, connect, draws, lease, mac,
@@ -178,6 +179,14 @@ fn what_a_guest_may_receive_counts_for_all_of_its_nics_together() {
     assert!(arrive(&mut pod, 5) < 5);
     limit(&mut pod, RateLimit::default());
     assert_eq!(arrive(&mut pod, 12), 24);
+    // A packet of ten frames counts as those.
+    limit(&mut pod, ten);
+    let (header, frame) = large(mac(99), mac(1), &payload(14_000));
+    for wire in &pod.wires {
+        wire.lock().expect("unpoisoned").arriving.push_back([&header[..], &frame].concat());
+    }
+    pod.settle();
+    assert_eq!(pod.guest.received(BUFFER_BYTES).len(), 1);
 }
 
 /// A frame to the guest from elsewhere.
