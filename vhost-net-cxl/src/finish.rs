@@ -12,12 +12,12 @@ mod headers;
 
 use self::headers::{Headers, Network, Transport};
 use crate::checksum;
-use crate::vnet_header::VnetHeader;
+use crate::vnet_header::{SEGMENTS_MAX, VnetHeader};
 
 /// Headers of a large frame, at most: more than two VLAN tags and the longest IPv4 and TCP headers take.
 pub const HEADERS_BYTES_MAX: usize = 256;
-/// Frames out of one, at most. A guest that asks for more wants to keep us busy; Linux stays below.
-pub const FRAMES_MAX: u32 = 256;
+/// Frames out of one, at most.
+pub const FRAMES_MAX: u32 = SEGMENTS_MAX;
 
 const TCP_FIN: u8 = 0x01;
 const TCP_PSH: u8 = 0x08;

@@ -21,6 +21,9 @@ const UDP_CHECKSUM_OFFSET: u16 = 6;
 const UDP_HEADER_BYTES: u32 = 8;
 /// What options a TCP header may have.
 const TCP_OPTIONS_BYTES_MAX: u32 = 40;
+/// Segments of a large frame, at most: 64 KiB in those of Linux' smallest MSS, 48 bytes, are fewer. Who wants more of them keeps the kernel, or
+/// us, busy with one packet while all others of the NIC wait.
+pub const SEGMENTS_MAX: u32 = 2048;
 
 #[expect(clippy::cast_possible_truncation, reason = "constants of the standard that fit one byte")]
 mod codes {
@@ -84,8 +87,8 @@ pub enum HeaderFault {
     /// An offload was used that was not negotiated, or that does not exist.
     #[error("an offload was used that was not negotiated")]
     NotNegotiated,
-    /// A large frame with segments of no size, without a checksum or without room for its headers.
-    #[error("the fields of a large frame contradict each other")]
+    /// A large frame with segments of no size or too many of them, without a checksum or without room for its headers.
+    #[error("the fields of a large frame contradict each other, or it has too many segments")]
     BadSegmentation,
 }
 
@@ -233,7 +236,8 @@ impl VnetHeader {
             && self.checksum_offset == checksum_offset
             && headers_end <= frame_bytes
             && self.gso_bytes != 0
-            && self.gso_bytes <= mtu;
+            && self.gso_bytes <= mtu
+            && self.segments(frame_bytes) <= SEGMENTS_MAX;
         if !consistent {
             return Err(HeaderFault::BadSegmentation);
         }
@@ -319,6 +323,21 @@ mod tests {
     }
 
     #[test]
+    fn a_large_frame_has_a_bounded_number_of_segments() {
+        let tiny = |gso_bytes| VnetHeader { gso_bytes, ..tso4() };
+        let most = 54 + SEGMENTS_MAX * 8;
+        assert_eq!(tiny(8).check(most, 1500, Offloads::ALL), Ok(tiny(8)));
+        assert_eq!(tiny(8).check(most + 1, 1500, Offloads::ALL), Err(HeaderFault::BadSegmentation));
+        assert_eq!(tiny(1).check(65_554, 1500, Offloads::ALL), Err(HeaderFault::BadSegmentation));
+        // Linux' smallest MSS.
+        assert_eq!(tiny(48).check(65_554, 1500, Offloads::ALL), Ok(tiny(48)));
+        let datagrams = VnetHeader { gso_type: 5, checksum_offset: 6, header_bytes: 42, ..tiny(8) };
+        let most = 42 + SEGMENTS_MAX * 8;
+        assert_eq!(datagrams.check(most, 1500, Offloads::ALL), Ok(datagrams));
+        assert_eq!(datagrams.check(most + 1, 1500, Offloads::ALL), Err(HeaderFault::BadSegmentation));
+    }
+
+    #[test]
     fn a_frame_costs_what_it_comes_to_on_the_wire() {
         let cost = |header: VnetHeader, frame_bytes| {
             let WireCost { frames, bytes } = header.wire_cost(frame_bytes);
@@ -376,7 +395,7 @@ mod tests {
             prop_assert!(u32::from(clean.header_bytes) <= frame_bytes);
             prop_assert!(clean.is_large() == (clean.gso_bytes != 0));
             let cost = clean.wire_cost(frame_bytes);
-            prop_assert!(cost.frames >= 1 && cost.bytes >= frame_bytes.into());
+            prop_assert!((1..=u64::from(SEGMENTS_MAX)).contains(&cost.frames) && cost.bytes >= frame_bytes.into());
             prop_assert_eq!(clean.check(frame_bytes, 1500, allowed), Ok(clean));
         }
     }

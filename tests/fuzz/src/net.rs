@@ -15,7 +15,7 @@ use vhost_net_cxl::offloads::Offloads;
 use vhost_net_cxl::scattered::{self, PIECES_MAX};
 use vhost_net_cxl::source_guard::{FRONT_BYTES, SourceGuard};
 use vhost_net_cxl::vlan::{self, TAG_AT, TAG_BYTES};
-use vhost_net_cxl::vnet_header::{ETHERNET_BYTES, VnetHeader};
+use vhost_net_cxl::vnet_header::{ETHERNET_BYTES, SEGMENTS_MAX, VnetHeader};
 
 use super::input::Input;
 
@@ -46,6 +46,8 @@ pub fn net_message(data: &[u8]) {
         assert!(clean.needs_checksum() && clean.gso_bytes > 0 && clean.gso_bytes <= mtu);
         assert!(u32::from(clean.header_bytes) <= frame_bytes);
     }
+    let cost = clean.wire_cost(frame_bytes);
+    assert!((1..=u64::from(SEGMENTS_MAX)).contains(&cost.frames) && cost.bytes >= u64::from(frame_bytes));
     // What is clean stays as it is: the backend relies on that to find who did not check.
     assert_eq!(clean.check(frame_bytes, mtu, allowed), Ok(clean));
 }

@@ -231,16 +231,17 @@ impl<M: Memory> Backend<M> {
     }
 
     /// Tells the frontends of the receivers about a packet in receive buffers, which was written back, and which are free
-    /// again once all of them are done with it.
+    /// again once all of them are done with it. Says whether anybody was told.
     pub(super) fn deliver(
         &mut self,
         place: usize,
         pieces: &[Piece],
         header: VnetHeader,
         (receivers, reach): (&[RegistrationIndex], Reach),
-    ) {
+    ) -> bool {
         let port = &mut self.ports[place];
-        let Some(buffers) = &mut port.buffers else { return };
+        let Some(buffers) = &mut port.buffers else { return false };
+        let mut any = false;
         let count = u32::try_from(pieces.len()).unwrap_or(u32::MAX);
         for index in receivers {
             let Some(registration) = &mut port.registrations[index.get()] else { continue };
@@ -314,6 +315,7 @@ impl<M: Memory> Backend<M> {
             }
             let frame_bytes = bytes - HEADER_BYTES_U32;
             counters.count_rx(frame_bytes);
+            any = true;
             let limits = [&mut registration.receive_limit, &mut registration.receive_minimum];
             limits.into_iter().flatten().for_each(|limit| limit.charge(header.wire_cost(frame_bytes)));
         }
@@ -324,6 +326,7 @@ impl<M: Memory> Backend<M> {
                 buffers.give_back(buffer);
             }
         }
+        any
     }
 
     /// Takes the receive buffers of a run of packets back, if they were the frontend's to give.

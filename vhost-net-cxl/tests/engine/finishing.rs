@@ -310,3 +310,50 @@ fn packets_keep_their_order_whether_they_go_straight_to_the_nic_or_wait_for_it()
     assert_eq!(lone.backend.lease(1).drops, [("spoofed-source".to_owned(), refused)].into());
     assert_eq!(lone.backend.lease(1).tx_packets, u64::from(offered) - refused);
 }
+
+/// A large packet in segments of another length.
+fn in_segments(of: u16, to: MacAddress, payload: &[u8]) -> ([u8; 12], Vec<u8>) {
+    let (mut header, frame) = large(mac(1), to, payload);
+    header[4..6].copy_from_slice(&of.to_le_bytes());
+    (header, frame)
+}
+
+#[test]
+fn a_packet_of_many_segments_is_cut_in_several_turns() {
+    const FRAMES: usize = 1250;
+    let mut lone = lone(Offloads::NONE, usize::MAX - 1);
+    // Linux' smallest MSS.
+    let sent = payload(48 * FRAMES);
+    let (header, frame) = in_segments(48, mac(9), &sent);
+    assert!(lone.guest.send(&header, &frame));
+    assert!(lone.guest.send(&[0; 12], &crate::echo::frame(1, 100)), "and a plain one behind it");
+    lone.frontend.task.turn();
+    let mut before = 0;
+    while before < FRAMES {
+        lone.backend.task.turn();
+        let now = lone.wire.lock().unwrap().frames.len();
+        assert!((1..=257).contains(&(now - before)), "{} frames in a turn", now - before);
+        before = now;
+    }
+    lone.settle();
+    let mut wire = lone.wire.lock().unwrap();
+    assert_eq!(wire.frames.pop(), Some(crate::echo::frame(1, 100)), "in order");
+    assert_eq!(reassemble(&wire.frames), sent);
+    assert_eq!(lone.guest.transmit.reclaim_pairs().len(), 2);
+    assert_eq!(lone.backend.lease(1).drops, [].into());
+}
+
+#[test]
+fn of_a_packet_of_many_segments_a_neighbour_gets_what_it_has_room_for() {
+    for mut pod in neighbours("", &[all_features(), plain_features()]) {
+        let sent = payload(48 * 1250);
+        let (header, frame) = in_segments(48, mac(2), &sent);
+        assert!(pod.guests[0].send(&header, &frame));
+        pod.settle();
+        let got = reassemble(&arrived(&mut pod, 1));
+        assert!(!got.is_empty() && sent.starts_with(&got), "{} bytes", got.len());
+        let drops = pod.backend.lease(2).drops;
+        assert_eq!(drops, [("receive-share".to_owned(), 1)].into(), "the rest is not even cut");
+        assert_eq!(pod.guests[0].transmit.reclaim_pairs().len(), 1);
+    }
+}

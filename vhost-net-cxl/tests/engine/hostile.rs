@@ -127,10 +127,12 @@ fn contradictory_headers_are_dropped() {
         ] {
             assert!(pair.guest.send(&header, &frame(1, 100)));
         }
+        let tiny_segments = [1, 1, 54, 0, 1, 0, 34, 0, 16, 0, 0, 0];
+        assert!(pair.guest.send(&tiny_segments, &frame(1, 60_000)), "more segments than anybody needs");
         assert!(pair.guest.send(&[0; 12], &frame(2, 9000)), "longer than the MTU");
         settle(&mut [&mut pair.frontend, &mut pair.backend]);
-        assert_eq!(pair.guest.transmit.reclaim_pairs().len(), 5);
-        assert_eq!(pair.frontend.lease(1).drops, [("bad-header".to_owned(), 5)].into());
+        assert_eq!(pair.guest.transmit.reclaim_pairs().len(), 6);
+        assert_eq!(pair.frontend.lease(1).drops, [("bad-header".to_owned(), 6)].into());
         assert!(pair.guest.received(BUFFER_BYTES).is_empty());
     }
 }
