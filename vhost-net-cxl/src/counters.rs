@@ -161,13 +161,19 @@ pub enum FrameFault {
     NoReceiver,
     /// It is too short for addresses.
     Short,
+    /// It is longer than any packet, as where the kernel was told to put more than 64 KiB into one.
+    Long,
     /// It was received while the backend stood still, and may have arrived at another one.
     StoodStill,
 }
 
 impl FrameFault {
-    const ALL: [(Self, &str); 3] =
-        [(Self::NoReceiver, "no-receiver"), (Self::Short, "too-short"), (Self::StoodStill, "stood-still")];
+    const ALL: [(Self, &str); 4] = [
+        (Self::NoReceiver, "no-receiver"),
+        (Self::Short, "too-short"),
+        (Self::Long, "too-long"),
+        (Self::StoodStill, "stood-still"),
+    ];
 }
 
 /// What is counted for one NIC.

@@ -12,6 +12,7 @@ use crate::counters::DropReason;
 use crate::finish::{Finish, FinishFault, HEADERS_BYTES_MAX};
 use crate::message::MAX_PACKET_BYTES;
 use crate::nic::{NicError, Piece};
+use crate::offloads::Offloads;
 use crate::vlan::{TAG_BYTES, insert_tag};
 use crate::vnet_header::{HEADER_BYTES, HEADER_BYTES_U32, VnetHeader};
 
@@ -36,9 +37,11 @@ pub(super) enum Progress {
 }
 
 impl<M: Memory> Backend<M> {
+    /// Plans for a packet. Its header is checked here, for it may come from the wire.
     fn plan(&self, pieces: &[Piece], header: VnetHeader) -> Result<Finish, FinishFault> {
         let bytes: u32 = pieces.iter().map(|piece| piece.bytes).sum();
         let frame_bytes = bytes - HEADER_BYTES_U32;
+        let header = header.check(frame_bytes, u16::MAX, Offloads::ALL).map_err(|_| FinishFault::Headers)?;
         let mut front = [0; HEADERS_BYTES_MAX];
         let front = &mut front[..HEADERS_BYTES_MAX.min(frame_bytes as usize)];
         read_frame(&self.memory, pieces, 0, front);

@@ -13,7 +13,7 @@ use super::registration::RegistrationIndex;
 use super::share::{Free, Reach};
 use crate::counters::{DropReason, FrameFault};
 use crate::ethernet::Addresses;
-use crate::message::{NetMessage, Opcode, Run};
+use crate::message::{MAX_PACKET_BYTES, NetMessage, Opcode, Run};
 use crate::nic::{BATCH_FRAMES, Batch, Piece};
 use crate::vnet_header::{HEADER_BYTES, HEADER_BYTES_U32, VnetHeader};
 
@@ -118,8 +118,12 @@ impl<M: Memory> Backend<M> {
         receivers.clear();
         let mut header = VnetHeader::default();
         let mut reach = Reach::One;
+        let bytes: u64 = pieces.iter().map(|piece| u64::from(piece.bytes)).sum();
         let mut fault = Some(FrameFault::Short);
-        if first.bytes as usize >= FRONT_BYTES {
+        if bytes > MAX_PACKET_BYTES {
+            // No message has room for more, nor anybody who puts frames together.
+            fault = Some(FrameFault::Long);
+        } else if first.bytes as usize >= FRONT_BYTES {
             let mut front = [0; FRONT_BYTES];
             self.memory.read(first.at, &mut front);
             let (read, addresses) = split(front);

@@ -3,14 +3,14 @@
 use cxl_pool::HostId;
 use cxl_pool::simulated::{Faults, SimulatedMemory, SimulatedPool};
 use pod_protocol::ids::MacAddress;
-use pod_protocol::objects::{Object, RegistrationState};
+use pod_protocol::objects::{NicPolicy, Object, RegistrationObject, RegistrationState};
 use pod_protocol::worker::Task;
 use std::sync::{Arc, Mutex};
 use vhost_net_cxl::offloads::Offloads;
 
 use crate::guest::Guest;
 use crate::pod::{
-    POOL_BYTES, TestBackend, TestFrontend, all_features, area, channel, mac, port, registration, route,
+    POOL_BYTES, TestBackend, TestFrontend, all_features, area, channel, find, mac, port, registration, route,
     serve, settle,
 };
 use crate::recording::{RecordingNic, Wire, recording_backend};
@@ -355,5 +355,56 @@ fn of_a_packet_of_many_segments_a_neighbour_gets_what_it_has_room_for() {
         let drops = pod.backend.lease(2).drops;
         assert_eq!(drops, [("receive-share".to_owned(), 1)].into(), "the rest is not even cut");
         assert_eq!(pod.guests[0].transmit.reclaim_pairs().len(), 1);
+    }
+}
+
+#[test]
+fn frames_from_the_wire_that_nobody_could_put_together_are_dropped() {
+    for features in [all_features(), plain_features()] {
+        let pool = SimulatedPool::new(4, POOL_BYTES);
+        let mut frontend = TestFrontend::new(&pool.host(HostId::new(1)));
+        let (mut backend, wire) =
+            recording_backend(&pool.host(HostId::new(2)), Offloads::ALL, usize::MAX, area(32, 16));
+        serve(&mut frontend, &mut backend);
+        // Another one that is in a VLAN.
+        let policy = NicPolicy { vlan: Some(10), ..NicPolicy::default() };
+        let other = registration(2, 1, 1, RegistrationState::Active, area(16, 8));
+        backend.apply(Object::Registration(RegistrationObject { policy, ..other }));
+        let mut guest = Guest::new(128);
+        guest.post(128, BUFFER_BYTES);
+        frontend.start(1, &guest, features);
+        settle(&mut [&mut frontend, &mut backend]);
+        let arrive = |header: [u8; 12], frame: &[u8]| {
+            wire.lock().unwrap().arriving.push_back([&header[..], frame].concat());
+        };
+        let to = |last: u8, bytes: usize| {
+            let mut frame = payload(bytes);
+            frame[..6].copy_from_slice(&mac(last).bytes());
+            frame[6..12].copy_from_slice(&mac(99).bytes());
+            frame
+        };
+        // More than 64 KiB, for each and in the VLAN.
+        let mut tagged = to(2, 69_000);
+        tagged[12..16].copy_from_slice(&[0x81, 0, 0, 10]);
+        for frame in [to(1, 69_000), to(2, 69_000), tagged] {
+            arrive([1, 0, 0, 0, 0, 0, 34, 0, 16, 0, 0, 0], &frame);
+        }
+        settle(&mut [&mut frontend, &mut backend]);
+        assert_eq!(backend.counters.dropped(), [("too-long".to_owned(), 3)].into());
+        // A checksum that lies behind the frame's end, and segments of no size.
+        arrive([1, 0, 0, 0, 0, 0, 0xff, 0xff, 16, 0, 0, 0], &to(1, 1000));
+        arrive([1, 0, 0, 0, 0, 0, 34, 0, 0xff, 0xff, 0, 0], &to(1, 1000));
+        arrive([1, 1, 54, 0, 0, 0, 34, 0, 16, 0, 0, 0], &large(mac(99), mac(1), &payload(5000)).1);
+        settle(&mut [&mut frontend, &mut backend]);
+        assert!(guest.received(BUFFER_BYTES).is_empty());
+        let drops = [&frontend.book, &backend.book].map(|book| find(book, 1).drops);
+        let bad = drops.iter().filter_map(|drops| drops.get("bad-header")).sum::<u64>();
+        assert_eq!(bad, 3, "{drops:?}");
+        // It goes on, and has all of its buffers.
+        for _ in 0..600 {
+            arrive([0; 12], &to(1, 1000));
+            settle(&mut [&mut frontend, &mut backend]);
+            assert_eq!(guest.received(BUFFER_BYTES).len(), 1);
+        }
     }
 }
