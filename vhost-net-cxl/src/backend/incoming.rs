@@ -250,7 +250,7 @@ impl<M: Memory> Backend<M> {
         for index in receivers {
             let Some(registration) = &mut port.registrations[index.get()] else { continue };
             let counters = &registration.counters;
-            if !registration.accepts.contains(header.required()) {
+            if !registration.accepts().contains(header.required()) {
                 // It gets its own, finished ones.
                 continue;
             }

@@ -159,7 +159,7 @@ impl<M: Memory> Backend<M> {
         let tag = port.next_tag(index);
         port.backlog.admit(index, (&object.policy.transmit, object.priority), Instant::now());
         let (state, of) = (object.state, (object.channel, lease));
-        let accepts = self.told.get(of);
+        let told = self.told.get(of);
         // What is only to take over sends nothing: it is given more of that back.
         let sends = state != RegistrationState::Standby;
         let too_early = if sends { self.too_early.take(of, object.generation) } else { None };
@@ -171,14 +171,14 @@ impl<M: Memory> Backend<M> {
                 if before != after {
                     let taken_back = port.take_back(index.get());
                     if let Some(registration) = &mut port.registrations[index.get()] {
-                        registration.accepts = accepts;
+                        registration.told = told;
                     }
                     self.completed(before, taken_back);
                 }
             }
             slot @ None => {
                 let new = Registration::new(object, self.book.open(lease), numbers, tag);
-                *slot = Some(Registration { accepts, ..new });
+                *slot = Some(Registration { told, ..new });
             }
         }
         let port = &mut self.ports[place];
@@ -264,12 +264,13 @@ impl<M: Memory> Backend<M> {
         }
     }
 
-    /// Tells each NIC what all of its receivers accept: the kernel segments and checksums for those who cannot.
+    /// Tells each NIC what all of its receivers accept: the kernel segments and checksums for those who cannot. Those of which nothing was heard
+    /// do not count. What they get is finished here.
     pub(super) fn agree_on_offloads(&mut self) {
         self.offloads_changed = false;
         for port in &mut self.ports {
             let receiving = port.registrations.iter().flatten().filter(|it| it.sends());
-            let common = receiving.map(|it| it.accepts).reduce(Offloads::intersection);
+            let common = receiving.filter_map(|it| it.told).reduce(Offloads::intersection);
             let common = common.unwrap_or(Offloads::NONE).intersection(port.nic.identity().offloads);
             let outcome = port.nic.set_receiver_offloads(common);
             port.check(outcome, &self.tell);

@@ -305,8 +305,8 @@ impl<M: Memory> Backend<M> {
             if let Some(registration) = &mut self.ports[*port].registrations[index.get()]
                 && registration.object.channel == channel
             {
-                self.offloads_changed |= registration.accepts != accepts;
-                registration.accepts = accepts;
+                self.offloads_changed |= registration.told != Some(accepts);
+                registration.told = Some(accepts);
                 if message.sequence == REOPENS {
                     registration.closed = false;
                     registration.given_back = GivenBack::default();

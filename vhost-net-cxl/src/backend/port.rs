@@ -103,7 +103,7 @@ impl Port {
     pub(super) fn accepts(&self, index: RegistrationIndex, header: VnetHeader) -> bool {
         let required = header.required();
         required == Offloads::NONE
-            || self.registrations[index.get()].as_ref().is_some_and(|it| it.accepts.contains(required))
+            || self.registrations[index.get()].as_ref().is_some_and(|it| it.accepts().contains(required))
     }
 
     /// Takes receive buffers for a packet of `bytes` bytes; none, and false, if too few are free.
@@ -129,7 +129,7 @@ impl Port {
         let Some(registration) = &mut self.registrations[index] else { return 0 };
         let held = registration.held.len();
         registration.held.clear();
-        registration.accepts = Offloads::NONE;
+        registration.told = None;
         registration.given_back = GivenBack::default();
         let index = u16::try_from(index).ok().and_then(RegistrationIndex::new);
         if let (Some(buffers), Some(index)) = (&mut self.buffers, index) {

@@ -68,8 +68,8 @@ impl Numbers {
 pub(super) struct Registration {
     pub(super) object: RegistrationObject,
     pub(super) counters: Arc<LeaseCounters>,
-    /// What the guest's driver accepts to receive; nothing until its frontend has said so.
-    pub(super) accepts: Offloads,
+    /// What its frontend has said last that the guest's driver accepts to receive.
+    pub(super) told: Option<Offloads>,
     /// What the guest's driver may leave undone when it sends. Where the NIC cannot do it, we do.
     pub(super) may_leave: Offloads,
     /// Receive buffers that it holds, in the order in which its frontend was told of them, with their packets' numbers.
@@ -116,7 +116,7 @@ impl Registration {
         Self {
             object,
             counters,
-            accepts: Offloads::NONE,
+            told: None,
             may_leave,
             held,
             receive_limit,
@@ -145,6 +145,12 @@ impl Registration {
         }
         self.guard = SourceGuard::new(object.mac, &object.policy.addresses);
         self.object = object;
+    }
+
+    /// What the guest's driver accepts to receive: nothing until its frontend has said so.
+    #[inline]
+    pub(super) fn accepts(&self) -> Offloads {
+        self.told.unwrap_or_default()
     }
 
     /// The number of the next frame to it.

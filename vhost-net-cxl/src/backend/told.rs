@@ -34,9 +34,9 @@ impl Told {
         self.0.insert(of, accepts);
     }
 
-    /// What was said; nothing is accepted where nothing was said.
-    pub(super) fn get(&self, of: (ChannelId, LeaseId)) -> Offloads {
-        self.0.get(&of).copied().unwrap_or_default()
+    /// What was said, if anything was.
+    pub(super) fn get(&self, of: (ChannelId, LeaseId)) -> Option<Offloads> {
+        self.0.get(&of).copied()
     }
 
     /// A frontend begins anew, or is gone.
@@ -60,11 +60,11 @@ mod tests {
         told.note(of(1, 7), Offloads::ALL, |_| false);
         told.note(of(2, 7), Offloads::CHECKSUM, |_| false);
         told.note(of(1, 7), Offloads::TSO4.union(Offloads::CHECKSUM), |_| false);
-        assert_eq!(told.get(of(1, 7)), Offloads::TSO4.union(Offloads::CHECKSUM));
-        assert_eq!(told.get(of(1, 8)), Offloads::NONE);
+        assert_eq!(told.get(of(1, 7)), Some(Offloads::TSO4.union(Offloads::CHECKSUM)));
+        assert_eq!(told.get(of(1, 8)), None);
         told.forget(ChannelId::new(1));
-        assert_eq!(told.get(of(1, 7)), Offloads::NONE);
-        assert_eq!(told.get(of(2, 7)), Offloads::CHECKSUM);
+        assert_eq!(told.get(of(1, 7)), None);
+        assert_eq!(told.get(of(2, 7)), Some(Offloads::CHECKSUM));
     }
 
     #[test]
@@ -75,15 +75,15 @@ mod tests {
             told.note(of(1, lease), Offloads::ALL, known);
             assert!(told.0.len() <= TOLD_MAX);
         }
-        assert_eq!(told.get(of(1, 9)), Offloads::ALL, "leases that are here stay");
-        assert_eq!(told.get(of(1, 3 * TOLD_MAX - 1)), Offloads::ALL);
+        assert_eq!(told.get(of(1, 9)), Some(Offloads::ALL), "leases that are here stay");
+        assert_eq!(told.get(of(1, 3 * TOLD_MAX - 1)), Some(Offloads::ALL));
         // All of them are known.
         let mut told = Told::default();
         for lease in 0..=TOLD_MAX {
             told.note(of(1, lease), Offloads::ALL, |_| true);
         }
-        assert_eq!(told.get(of(1, TOLD_MAX)), Offloads::NONE);
+        assert_eq!(told.get(of(1, TOLD_MAX)), None);
         told.note(of(1, 0), Offloads::CHECKSUM, |_| true);
-        assert_eq!(told.get(of(1, 0)), Offloads::CHECKSUM);
+        assert_eq!(told.get(of(1, 0)), Some(Offloads::CHECKSUM));
     }
 }

@@ -42,10 +42,10 @@ pub(super) fn deliver<M: Memory>(
     {
         return Err(DropReason::BadMessage);
     }
+    let queue = port.queue_for(memory, first).ok_or(DropReason::NoGuestQueue)?;
     let mut raw = [0; HEADER_BYTES];
     memory.read(first.line.bytes(), &mut raw);
     let header = received_header(raw, frame_bytes, port.accepts)?;
-    let queue = port.queue_for(memory, first).ok_or(DropReason::NoGuestQueue)?;
     if scratch.dry == Some((index, queue)) || !ports[index].walks.may_go_on(scratch.look) {
         return Err(DropReason::NoGuestBuffers);
     }

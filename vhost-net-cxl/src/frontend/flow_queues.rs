@@ -93,6 +93,11 @@ impl Port {
         first.filter(|_| queues.next().is_none())
     }
 
+    /// Whether any receive queue runs.
+    pub(super) fn has_queue(&self) -> bool {
+        self.receive_queues().next().is_some()
+    }
+
     /// Whether several receive queues run.
     #[inline]
     pub(super) fn has_queues(&self) -> bool {

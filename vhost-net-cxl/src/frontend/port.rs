@@ -52,6 +52,8 @@ pub(super) struct Port {
     pub(super) may_leave: Offloads,
     /// What it accepts to be left undone.
     pub(super) accepts: Offloads,
+    /// What backends are told that it accepts.
+    said: Offloads,
     /// The NICs over which it sends.
     pub(super) rails: Rails,
     /// The channels that still have to be told what it accepts.
@@ -124,6 +126,7 @@ impl Port {
             merges: false,
             may_leave: Offloads::NONE,
             accepts: Offloads::NONE,
+            said: Offloads::ALL,
             untold: Vec::new(),
             discards: false,
             first_queue: 0,
@@ -299,7 +302,7 @@ impl Port {
             generation: self.object.active.generation,
             sequence: 0,
             line: cxl_pool::LineOffset::new(0),
-            bytes: self.accepts.bits(),
+            bytes: self.said.bits(),
             more: false,
         }
     }
@@ -312,9 +315,16 @@ impl Port {
         self.header_bytes = if long { HEADER_BYTES } else { LEGACY_HEADER_BYTES };
         let offered = features & self.object.features;
         self.may_leave = Offloads::left_by_guest(offered);
-        let accepts = Offloads::accepted_by_guest(offered);
-        if accepts != self.accepts {
-            self.accepts = accepts;
+        self.accepts = Offloads::accepted_by_guest(offered);
+        self.look_at_offloads();
+    }
+
+    /// Has backends hear what the guest accepts, where that has changed. Without a receive queue that is anything, for all of it is dropped: other
+    /// guests of the NIC are not to have their large frames cut for one whose driver does not run.
+    fn look_at_offloads(&mut self) {
+        let says = if self.has_queue() { self.accepts } else { Offloads::ALL };
+        if says != self.said {
+            self.said = says;
             self.tell_all();
         }
     }
@@ -333,6 +343,7 @@ impl Port {
         if let Some(place) = self.rings.get_mut(index) {
             *place = Some(ring);
         }
+        self.look_at_offloads();
         self.look_for_disabled();
     }
 
@@ -347,6 +358,7 @@ impl Port {
             self.counters.count_drop(DropReason::QueueStopped);
         }
         ring.signal();
+        self.look_at_offloads();
         self.look_for_disabled();
         Some(ring)
     }

@@ -1,6 +1,7 @@
 //! What a guest's driver accepts reaches its backend, whichever of frontend and backend hears of a lease first.
 
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use cxl_pool::HostId;
 use cxl_pool::simulated::{SimulatedMemory, SimulatedPool};
@@ -15,7 +16,11 @@ use crate::pod::{
     registration, route, settle,
 };
 use crate::recording::{Wire, recording_backend};
+use crate::switching::transmit_area;
 use RegistrationState::Active;
+
+/// How long something may take that a loaded machine is late with.
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// One instance on a NIC that hands over large packets whole.
 struct Pod {
@@ -94,4 +99,44 @@ fn what_the_frontend_of_another_host_says_early_counts_once_the_lease_is_with_it
     pod.backend.apply(Object::Registration(registration(1, 2, 2, Active, area(16, 8))));
     pod.frontend = there;
     assert_eq!(pod.packets_of_a_large_one(), 1);
+}
+
+#[test]
+fn a_guest_whose_driver_does_not_run_costs_its_neighbours_no_large_packets() {
+    let mut pod = unregistered();
+    for number in [1, 2, 3] {
+        let transmit_area = transmit_area(number);
+        pod.backend.apply(Object::Registration(registration(number, 1, 1, Active, transmit_area)));
+    }
+    pod.frontend.apply(Object::Port(port(2, transmit_area(2), route(1, 1), None)));
+    // The third one's frontend says nothing at all.
+    let told = |pod: &mut Pod, expected| {
+        // A NIC is told at once, or after a moment.
+        let began = Instant::now();
+        while pod.wire.lock().expect("unpoisoned").told != Some(expected) && began.elapsed() < PATIENCE {
+            settle(&mut [&mut pod.frontend, &mut pod.backend]);
+        }
+        assert_eq!(pod.wire.lock().expect("unpoisoned").told, Some(expected));
+    };
+    told(&mut pod, Offloads::ALL);
+    assert_eq!(pod.packets_of_a_large_one(), 1);
+    let mut second = Guest::new(64);
+    second.post(64, BUFFER_BYTES);
+    let plain = all_features() & !Offloads::ALL.features();
+    pod.frontend.start(2, &second, plain);
+    told(&mut pod, Offloads::NONE);
+    let to_second = |pod: &mut Pod| {
+        let (header, frame) = large(mac(9), mac(2), &payload(5000));
+        pod.wire.lock().expect("unpoisoned").arriving.push_back([&header[..], &frame].concat());
+        settle(&mut [&mut pod.frontend, &mut pod.backend]);
+    };
+    // What was on its way is cut for it.
+    to_second(&mut pod);
+    assert_eq!(second.received(BUFFER_BYTES).len(), 4);
+    for ring in 0..2 {
+        pod.frontend.task.stop_ring(lease(2), ring, None);
+    }
+    told(&mut pod, Offloads::ALL);
+    to_second(&mut pod);
+    assert_eq!(pod.frontend.lease(2).drops, [("no-guest-queue".to_owned(), 1)].into());
 }

@@ -284,6 +284,9 @@ fn what_a_driver_accepts_is_said_by_its_own_frontend() {
     assert_eq!(packets, 1, "whole");
     // What a NIC is told is what those accept who use it, and not those who may have to.
     assert_eq!(scene.wire.lock().expect("unpoisoned").told, Some(Offloads::ALL));
+    assert!(scene.ends[1].send(&NetMessage { lease: lease(2), ..says(Offloads::NONE) }));
+    scene.ends[1].publish();
+    scene.heard(1);
     scene.register(registered(2, 2, 5, Standby));
     assert_eq!(scene.wire.lock().expect("unpoisoned").told, Some(Offloads::ALL));
     scene.register(registered(2, 2, 5, Active));
