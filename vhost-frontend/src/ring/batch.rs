@@ -19,11 +19,21 @@ impl Ring {
     /// [`Chain::fault`]: give it back with [`Ring::complete_together`] and length 0, and count it. An error is returned
     /// once; after it the ring is empty for ever.
     pub fn next_chains(&mut self, chains: &mut [Chain]) -> Result<usize, RingBroken> {
+        self.next_chains_within(chains, u32::MAX)
+    }
+
+    /// As [`Ring::next_chains`], until so many descriptors were walked: the last chain of them whole, and one at least. Chains may have many, and
+    /// others wait meanwhile.
+    pub fn next_chains_within(
+        &mut self,
+        chains: &mut [Chain],
+        descriptors: u32,
+    ) -> Result<usize, RingBroken> {
         if self.is_broken() || chains.is_empty() {
             return Ok(0);
         }
         if !self.again.is_empty() {
-            return self.next_chains_again(chains);
+            return self.next_chains_again(chains, descriptors);
         }
         self.taken_again = false;
         let RingParts { queue, memory, inflight, .. } = &mut self.parts;
@@ -42,9 +52,15 @@ impl Ring {
             }
         };
         self.table.prefetch(&view, chains[..usize::from(taken)].iter().map(Chain::head));
+        let (mut walked, mut descriptors_walked) = (0, 0);
         for chain in &mut chains[..usize::from(taken)] {
+            if walked > 0 && descriptors_walked >= descriptors {
+                break;
+            }
             let outcome = self.table.walk(&view, chain.head(), chain);
             chain.set_fault(outcome.err());
+            walked += 1;
+            descriptors_walked += u32::from(chain.walked());
             // By the time that it is copied, its front has arrived.
             if let Some(first) = chain.readable().first() {
                 if let Some(slice) = view.slice(first.address, first.bytes as usize) {
@@ -56,21 +72,27 @@ impl Ring {
                 cxl_pool::prefetch_front_to_write(&slice);
             }
         }
-        let next = queue.next_avail().wrapping_add(taken);
+        let next = queue.next_avail().wrapping_add(walked);
         queue.set_next_avail(next);
         if let Some(inflight) = inflight {
-            chains[..usize::from(taken)].iter().for_each(|chain| inflight.take(chain.head()));
+            chains[..usize::from(walked)].iter().for_each(|chain| inflight.take(chain.head()));
         }
-        Ok(usize::from(taken))
+        Ok(usize::from(walked))
     }
 
     /// Those that a predecessor took, and no others: the two kinds are put back to different places.
-    fn next_chains_again(&mut self, chains: &mut [Chain]) -> Result<usize, RingBroken> {
+    fn next_chains_again(&mut self, chains: &mut [Chain], descriptors: u32) -> Result<usize, RingBroken> {
         let count = chains.len().min(self.again.len());
+        let (mut walked, mut descriptors_walked) = (0, 0);
         for chain in &mut chains[..count] {
+            if walked > 0 && descriptors_walked >= descriptors {
+                break;
+            }
             self.next_chain(chain)?;
+            walked += 1;
+            descriptors_walked += u32::from(chain.walked());
         }
-        Ok(count)
+        Ok(walked)
     }
 
     /// Puts several requests, each with how many bytes of it were written, into the used ring so that the guest sees all
@@ -229,6 +251,17 @@ mod tests {
         assert_eq!(ring.next_chains(&mut chains), Ok(2));
         assert_eq!((chains[0].head(), chains[1].head()), (1, 0));
         assert_eq!(ring.next_chains(&mut chains), Ok(0));
+    }
+
+    #[test]
+    fn a_batch_ends_once_enough_descriptors_were_walked() {
+        let (mut ring, _memory) = ring_of(&[3, 4, 1, 0]);
+        let mut chains = vec![Chain::default(); 4];
+        assert_eq!(ring.next_chains_within(&mut chains, 0), Ok(1), "one at least");
+        assert_eq!(ring.next_chains_within(&mut chains, 2), Ok(2));
+        assert_eq!((chains[0].head(), chains[1].head()), (4, 1));
+        assert_eq!(ring.next_chains_within(&mut chains, 2), Ok(1), "what was not walked was not taken");
+        assert_eq!(chains[0].head(), 0);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Transmit queues that the VMM has disabled, as when a guest uses fewer of its queues than before: what lies in them goes nowhere
 //! (vhost-user, "Ring states"). Its driver waits for it all the same, and a connection may wait with it.
 
+use super::budget::DESCRIPTORS_PER_TURN;
 use super::port::Port;
 use super::transmit::Scratch;
 use crate::counters::DropReason;
@@ -20,7 +21,7 @@ impl Port {
         let mut any = false;
         for ring in self.rings.iter_mut().flatten().filter(|ring| !ring.is_enabled()) {
             // A ring that is broken is silent from now on.
-            let offered = ring.next_chains(chains).unwrap_or(0);
+            let offered = ring.next_chains_within(chains, DESCRIPTORS_PER_TURN).unwrap_or(0);
             used.extend(chains[..offered].iter().map(|chain| (chain.head(), 0)));
             let _ = ring.complete_together(used);
             used.clear();

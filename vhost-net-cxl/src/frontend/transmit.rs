@@ -252,7 +252,7 @@ impl Port {
         let Some(ring) = self.rings[index].as_mut().filter(|ring| ring.is_enabled()) else {
             return all;
         };
-        let offered = match ring.next_chains(chains) {
+        let offered = match ring.next_chains_within(chains, budget.descriptors) {
             Ok(offered) => offered,
             Err(error) => {
                 // Once per ring: it stays silent from now on.
@@ -263,6 +263,7 @@ impl Port {
         if offered == 0 {
             return all;
         }
+        all.note_walked(&chains[..offered]);
         let rules =
             Rules { header_bytes: self.header_bytes, mtu: self.object.mtu, may_leave: self.may_leave };
         let guest = ring.memory();
@@ -319,7 +320,8 @@ impl Port {
                             packet.bytes = whole;
                             packet.lent = ranges.is_some();
                             zero_copy += u64::from(packet.lent);
-                            copied += if packet.lent { 0 } else { u64::from(whole) };
+                            let place = if packet.lent { &mut all.lent_bytes } else { &mut copied };
+                            *place += u64::from(whole);
                             packet.state = State::Waiting;
                             let queues = steers.then_some(&mut self.flow_queues);
                             tell_flow(memory, (&self.rails, queues, pair), &mut packet, bounce);

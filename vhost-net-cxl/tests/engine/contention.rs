@@ -12,7 +12,7 @@ use vhost_net_cxl::offloads::Offloads;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
 
 use crate::echo::{BUFFER_BYTES, frame, pairs, returned};
-use crate::guest::{Guest, NEXT, ram_area};
+use crate::guest::{Guest, INDIRECT, NEXT, ram_area};
 use crate::pod::{
     POOL_BYTES, TestBackend, TestFrontend, Turn, all_features, area, connect, lease, mac, port, registration,
     route, settle,
@@ -239,4 +239,38 @@ fn memory_that_is_plugged_in_or_out_counts_from_then_on() {
     change(&mut frontend, &small);
     assert_eq!(offer(&mut frontend, 4), (0, 1), "gone again");
     assert_eq!(crate::pod::find(&book, 1).drops, [("bad-chain".to_owned(), 2)].into());
+}
+
+#[test]
+fn a_guest_that_sends_empty_descriptors_has_few_of_them_looked_at_in_a_turn() {
+    const DESCRIPTORS: u64 = 256;
+    const CHAINS: u64 = 64;
+    let mut pod = pod();
+    for slot in 0..u16::try_from(CHAINS).expect("few") {
+        let table = pod.guests[1].transmit.buffer(2 * slot, 8192);
+        for number in 0..DESCRIPTORS {
+            let mut raw = [0_u8; 16];
+            raw[..8].copy_from_slice(&(table + 4096).to_le_bytes());
+            raw[12..14].copy_from_slice(&(if number + 1 < DESCRIPTORS { NEXT } else { 0 }).to_le_bytes());
+            raw[14..].copy_from_slice(&u16::try_from(number + 1).expect("few").to_le_bytes());
+            let at = GuestAddress(table + 16 * number);
+            pod.guests[1].memory.write_slice(&raw, at).expect("in memory");
+        }
+        pod.guests[1].transmit.offer(&[(2 * slot, table, 16 * 256, INDIRECT)]);
+    }
+    assert!(pod.guests[2].send(&[0; 12], &from(3, 7)));
+    let looked_at = |pod: &Pod| pod.frontend.lease(2).drops.get("bad-chain").copied().unwrap_or(0);
+    let (mut before, mut turns) = (0, 0);
+    while before < CHAINS {
+        pod.frontend.turn_once();
+        let now = looked_at(&pod);
+        assert!(
+            (1..=4096 / DESCRIPTORS).contains(&(now - before)),
+            "{} chains in turn {turns}",
+            now - before
+        );
+        assert_eq!(pod.frontend.lease(3).tx_packets, 1, "its neighbour has its turn");
+        (before, turns) = (now, turns + 1);
+    }
+    assert_eq!(pod.guests[1].transmit.used().len() as u64, CHAINS);
 }

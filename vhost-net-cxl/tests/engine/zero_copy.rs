@@ -394,3 +394,22 @@ fn nothing_is_lent_without_a_lease_for_it() {
     assert_eq!(got[0].1, returned(&frame(1, 1514)));
     assert_eq!(pair.backend.lease(1).drops, [].into());
 }
+
+#[test]
+fn so_much_is_lent_in_a_turn_and_the_rest_in_further_ones() {
+    const PACKETS: u64 = 60;
+    let mut pod = pod(4, Offloads::ALL);
+    let frame = frame(1, 60_000);
+    for _ in 0..PACKETS {
+        assert!(pod.guest.send(&TSO_HEADER, &frame));
+    }
+    pod.frontend.turn_once();
+    let lent = pod.frontend.book.zero_copy();
+    // And one packet more.
+    assert_eq!(lent, (2_u64 << 20).div_ceil(60_012));
+    pod.frontend.turn_once();
+    assert_eq!(pod.frontend.book.zero_copy(), PACKETS);
+    pod.settle();
+    assert_eq!(pod.wire.lock().expect("unpoisoned").unfinished.len() as u64, PACKETS);
+    assert_eq!(pod.guest.transmit.reclaim_pairs().len() as u64, PACKETS);
+}
