@@ -9,15 +9,15 @@ use std::hash::Hasher;
 use std::time::{Duration, Instant};
 
 use cxl_pool::Memory;
-use pod_protocol::ids::{LeaseGeneration, LeaseId};
+use pod_protocol::ids::LeaseGeneration;
 
 use crate::ethernet::FRAME_BYTES_MIN;
 use crate::id_hash::IdHasher;
 use crate::message::NetMessage;
 use crate::vnet_header::{HEADER_BYTES, HEADER_BYTES_U32};
 
-/// So many frames are remembered, of all instances together.
-const SEEN_MAX: usize = 256;
+/// So many frames to an instance are remembered: what comes within [`APART_MAX`] where 10,000 come in a second.
+const SEEN_MAX: usize = 1024;
 /// How far apart the two copies may arrive. Whoever says the same again, as who asks for an address does, waits longer than that.
 const APART_MAX: Duration = Duration::from_millis(100);
 /// What is compared of a frame, beside its length: its addresses, and what tells packets of one flow apart.
@@ -25,72 +25,66 @@ const FRONT_BYTES: usize = 128;
 
 const _: () = assert!(FRONT_BYTES > FRAME_BYTES_MIN);
 
-/// What a port knows of whom it hears.
-pub(super) struct Hearing<'a> {
-    /// The generation of its lease.
-    pub(super) generation: LeaseGeneration,
-    /// The NIC that it moves to may flood to it, and the one that it leaves, too.
-    pub(super) two: &'a mut bool,
-}
-
 /// A frame that has arrived.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
-    lease: LeaseId,
     /// What the NIC was granted the lease with that it came from.
     generation: LeaseGeneration,
     frame: u64,
     at: Instant,
 }
 
-/// The flooded frames that have arrived lately.
+/// The flooded frames that have arrived lately for an instance. Those of another one with more of them do not count: each has its own.
 #[derive(Debug)]
 pub(super) struct Doubles {
+    /// The NIC that it moves to may flood to it, and the one that it leaves, too.
+    pub(super) two: bool,
     seen: Vec<Option<Seen>>,
     next: usize,
 }
 
 impl Doubles {
     pub(super) fn new() -> Self {
-        Self { seen: vec![None; SEEN_MAX], next: 0 }
+        Self { two: false, seen: vec![None; SEEN_MAX], next: 0 }
     }
 
-    /// Whether another NIC has delivered a frame already to the port that hears it. It is asked once for each frame that is heard.
+    /// Whether another NIC has delivered a frame already, whose port has its lease at `generation`. It is asked once for each frame that is heard.
     #[inline]
     pub(super) fn have_had<M: Memory>(
         &mut self,
         memory: &M,
         (first, frame_bytes): (&NetMessage, u32),
-        hearing: Hearing<'_>,
+        generation: LeaseGeneration,
         now: &mut Option<Instant>,
     ) -> bool {
-        is_flooded(memory, first) && self.have_had_flooded(memory, (first, frame_bytes), hearing, now)
+        is_flooded(memory, first) && self.have_had_flooded(memory, (first, frame_bytes), generation, now)
     }
 
     fn have_had_flooded<M: Memory>(
         &mut self,
         memory: &M,
         (first, frame_bytes): (&NetMessage, u32),
-        Hearing { generation, two }: Hearing<'_>,
+        generation: LeaseGeneration,
         now: &mut Option<Instant>,
     ) -> bool {
         // A move is about to begin.
-        *two |= first.generation.is_newer_than(generation);
+        self.two |= first.generation.is_newer_than(generation);
         let frame = fingerprint(memory, first, frame_bytes);
         let at = *now.get_or_insert_with(Instant::now);
-        let new = Seen { lease: first.lease, generation: first.generation, frame, at };
-        self.is_double(new, *two)
+        self.is_double(Seen { generation: first.generation, frame, at })
     }
 
-    /// Whether another NIC has delivered this frame to the same lease. Each copy stands for one, so a frame that was sent twice arrives
-    /// twice. It is only looked for where two NICs may deliver to a lease now.
-    fn is_double(&mut self, new: Seen, looks: bool) -> bool {
+    /// Whether another NIC has delivered this frame. Each copy stands for one, so a frame that was sent twice arrives
+    /// twice. It is only looked for where two NICs may deliver now.
+    fn is_double(&mut self, new: Seen) -> bool {
         let other = |seen: &Seen| {
-            (seen.lease, seen.frame) == (new.lease, new.frame)
+            seen.frame == new.frame
                 && seen.generation != new.generation
                 && new.at.saturating_duration_since(seen.at) <= APART_MAX
         };
-        if looks && let Some(first) = self.seen.iter_mut().find(|it| it.as_ref().is_some_and(other)) {
+        if self.two
+            && let Some(first) = self.seen.iter_mut().find(|it| it.as_ref().is_some_and(other))
+        {
             *first = None;
             return true;
         }
@@ -127,9 +121,13 @@ mod tests {
     use super::*;
 
     /// A frame of this content, from the NIC that has the lease at `generation`, so long after the first one.
-    fn seen(start: Instant, lease: u32, generation: u16, frame: u64, after: Duration) -> Seen {
-        let lease = LeaseId::new(lease).expect("small");
-        Seen { lease, generation: LeaseGeneration::new(generation), frame, at: start + after }
+    fn seen(start: Instant, generation: u16, frame: u64, after: Duration) -> Seen {
+        Seen { generation: LeaseGeneration::new(generation), frame, at: start + after }
+    }
+
+    /// Of an instance that hears two NICs.
+    fn of_two() -> Doubles {
+        Doubles { two: true, ..Doubles::new() }
     }
 
     #[test]
@@ -137,36 +135,46 @@ mod tests {
         let start = Instant::now();
         let at_once = Duration::ZERO;
         for (first, second) in [(1, 2), (2, 1)] {
-            let mut doubles = Doubles::new();
-            assert!(!doubles.is_double(seen(start, 1, first, 7, at_once), true));
-            assert!(doubles.is_double(seen(start, 1, second, 7, APART_MAX), true));
-            assert!(!doubles.is_double(seen(start, 1, second, 7, APART_MAX), true), "it was sent once more");
+            let mut doubles = of_two();
+            assert!(!doubles.is_double(seen(start, first, 7, at_once)));
+            assert!(doubles.is_double(seen(start, second, 7, APART_MAX)));
+            assert!(!doubles.is_double(seen(start, second, 7, APART_MAX)), "it was sent once more");
         }
     }
 
     #[test]
     fn a_frame_that_was_sent_twice_is_had_twice() {
         let start = Instant::now();
-        let mut doubles = Doubles::new();
-        let had = [1, 1, 2, 2].map(|from| doubles.is_double(seen(start, 1, from, 7, Duration::ZERO), true));
+        let mut doubles = of_two();
+        let had = [1, 1, 2, 2].map(|from| doubles.is_double(seen(start, from, 7, Duration::ZERO)));
         assert_eq!(had, [false, false, true, true]);
     }
 
     #[test]
-    fn what_others_got_or_another_frame_or_long_ago_is_something_else() {
+    fn another_frame_or_long_ago_is_something_else() {
         let start = Instant::now();
-        let mut doubles = Doubles::new();
-        assert!(!doubles.is_double(seen(start, 1, 1, 7, Duration::ZERO), true));
-        assert!(!doubles.is_double(seen(start, 2, 2, 7, Duration::ZERO), true));
-        assert!(!doubles.is_double(seen(start, 1, 2, 8, Duration::ZERO), true));
-        assert!(!doubles.is_double(seen(start, 1, 2, 7, APART_MAX + Duration::from_millis(1)), true));
+        let mut doubles = of_two();
+        assert!(!doubles.is_double(seen(start, 1, 7, Duration::ZERO)));
+        assert!(!doubles.is_double(seen(start, 2, 8, Duration::ZERO)));
+        assert!(!doubles.is_double(seen(start, 2, 7, APART_MAX + Duration::from_millis(1))));
+    }
+
+    #[test]
+    fn ten_thousand_frames_a_second_are_remembered_for_long_enough() {
+        let start = Instant::now();
+        let mut doubles = of_two();
+        let at = |number: u64| Duration::from_micros(100 * number);
+        for number in 0..=1000 {
+            assert!(!doubles.is_double(seen(start, 1, number, at(number))));
+        }
+        assert!(doubles.is_double(seen(start, 2, 0, at(1000))));
     }
 
     #[test]
     fn nothing_is_looked_for_where_there_is_one_nic() {
         let start = Instant::now();
         let mut doubles = Doubles::new();
-        assert!(!doubles.is_double(seen(start, 1, 1, 7, Duration::ZERO), false));
-        assert!(!doubles.is_double(seen(start, 1, 2, 7, Duration::ZERO), false));
+        assert!(!doubles.is_double(seen(start, 1, 7, Duration::ZERO)));
+        assert!(!doubles.is_double(seen(start, 2, 7, Duration::ZERO)));
     }
 }

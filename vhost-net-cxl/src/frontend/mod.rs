@@ -48,7 +48,6 @@ use vhost_frontend::{GuestMemory, Ring};
 
 use self::announcing::Announcement;
 pub use self::device::device_spec;
-use self::doubles::Doubles;
 pub use self::handler::FrontendHandler;
 pub use self::letting_go::OnLetGo;
 use self::origins::Origins;
@@ -105,7 +104,6 @@ pub struct Frontend<M: Memory> {
     channels: Vec<Channel<M>>,
     ports: Vec<Port>,
     by_lease: HashMap<LeaseId, usize, IdHash>,
-    doubles: Doubles,
     /// Whose frames wait for a share of the fabric.
     held: Vec<LeaseId>,
     inbox: Vec<[u64; 2]>,
@@ -132,7 +130,6 @@ impl<M: Memory> Frontend<M> {
             channels: Vec::new(),
             ports: Vec::new(),
             by_lease: HashMap::default(),
-            doubles: Doubles::new(),
             held: Vec::new(),
             inbox: vec![[0; 2]; MESSAGES_PER_LOOK],
             receive_scratch: receive::Scratch::new(),

@@ -15,7 +15,7 @@ use virtio_bindings::virtio_net::VIRTIO_NET_F_MRG_RXBUF;
 use super::announcing::Announcement;
 use super::buffers::TransmitBuffers;
 use super::cutting::Cut;
-use super::doubles::Hearing;
+use super::doubles::Doubles;
 use super::flow_queues::FlowQueues;
 use super::lending::{Stopping, TakenBack};
 use super::letting_go::LettingGo;
@@ -86,8 +86,8 @@ pub(super) struct Port {
     pub(super) held_back: usize,
     /// The route that is being left in order: nothing new is announced until it has acknowledged everything.
     pub(super) leaving: Option<Route>,
-    /// The NIC that it moves to may flood to it, and the one that it leaves, too.
-    pub(super) hears_two: bool,
+    /// What was flooded to it lately.
+    pub(super) doubles: Doubles,
     /// Of the guest's address, where the VMM asked for it.
     pub(super) announcement: Announcement,
     /// Device and inode number of the pool's file, if it is one.
@@ -141,7 +141,7 @@ impl Port {
             held_back: 0,
             without_room: false,
             leaving: None,
-            hears_two: false,
+            doubles: Doubles::new(),
             announcement: Announcement::NotWanted,
             pool_file,
             pool_map: PoolMap::default(),
@@ -207,7 +207,7 @@ impl Port {
         }
         *old = PortObject { tx_area, ram_area, queue_pairs, ..object };
         if moved || self.object.draining.is_some() {
-            self.hears_two = self.object.draining.is_some();
+            self.doubles.two = self.object.draining.is_some();
         }
         let drains = self.leaving.is_some() && self.leaving == self.object.draining;
         if drains {
@@ -235,12 +235,6 @@ impl Port {
         serves
             || generation.is_newer_than(active.generation)
             || (self.hears(channel) && !active.generation.is_newer_than(generation))
-    }
-
-    /// What it knows of whom it hears.
-    #[inline]
-    pub(super) fn hearing(&mut self) -> Hearing<'_> {
-        Hearing { generation: self.object.active.generation, two: &mut self.hears_two }
     }
 
     /// Whether this channel belongs to one of our routes.

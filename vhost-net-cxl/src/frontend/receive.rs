@@ -276,11 +276,12 @@ impl<M: Memory> Frontend<M> {
         let id = self.channels[place].end.object().id;
         if let Some(index) = self.by_lease.get(&first.lease).copied() {
             let (port, frame_bytes) = (&mut self.ports[index], frame_bytes(pieces));
+            let generation = port.object.active.generation;
             let now = &mut self.receive_scratch.now;
             let outcome = match whole {
                 Ok(()) if !port.hears_of(id, first.generation) => Err(DropReason::Stale),
                 Ok(()) if !port.may_receive(now) => Err(DropReason::RateLimit),
-                Ok(()) if self.doubles.have_had(&self.memory, (first, frame_bytes), port.hearing(), now) => {
+                Ok(()) if port.doubles.have_had(&self.memory, (first, frame_bytes), generation, now) => {
                     Err(DropReason::Doubled)
                 }
                 Ok(()) if !port.may_take(frame_bytes) => {

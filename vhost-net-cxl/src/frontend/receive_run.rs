@@ -7,7 +7,6 @@ use vhost_frontend::pacing::{Pacer, Way};
 
 use super::Frontend;
 use super::delivering::{received_header, write_packet};
-use super::doubles::Hearing;
 use super::origins::Origins;
 use super::receive::{Ahead, CHAINS_MAX};
 use crate::counters::DropReason;
@@ -77,9 +76,8 @@ impl<M: Memory> Frontend<M> {
                     let header = VnetHeader { buffers: 1, ..header }.to_bytes();
                     let header = &header[..port.header_bytes];
                     let (chains, used) = (std::slice::from_ref(chain), &mut scratch.filled.used);
-                    let hearing = Hearing { generation, two: &mut port.hears_two };
                     let arrived = (&message, frame_bytes);
-                    if self.doubles.have_had(&self.memory, arrived, hearing, &mut scratch.now) {
+                    if port.doubles.have_had(&self.memory, arrived, generation, &mut scratch.now) {
                         port.counters.count_drop(DropReason::Doubled);
                     } else if write_packet(&self.memory, ring, chains, used, header, &[message]) {
                         used_chains += 1;
