@@ -29,12 +29,17 @@ impl Addresses {
         }
     }
 
-    /// Whether the frame is for the nearest bridge alone: 01:80:C2:00:00:00 to 0F (IEEE 802.1Q, table 8-1), to which spanning
-    /// tree, pause frames, LACP and LLDP go. No bridge passes such a frame on.
+    /// Whether the frame is between switches: for the nearest bridge alone, 01:80:C2:00:00:00 to 0F (IEEE 802.1Q, table 8-1), to which spanning
+    /// tree, pause frames, LACP and LLDP go, and which no bridge passes on; or to where Cisco's switches send the same, 01:00:0C:CC:CC:CC (CDP, VTP,
+    /// DTP, PAgP, UDLD) and :CD (spanning tree of a VLAN).
     #[inline]
     pub fn is_reserved(&self) -> bool {
         let [front @ .., last] = self.destination.bytes();
-        front == [0x01, 0x80, 0xc2, 0, 0] && last < 0x10
+        match front {
+            [0x01, 0x80, 0xc2, 0, 0] => last < 0x10,
+            [0x01, 0, 0x0c, 0xcc, 0xcc] => matches!(last, 0xcc | 0xcd),
+            _ => false,
+        }
     }
 
     /// Whether the frame goes to a group: broadcast or multicast.
@@ -84,9 +89,17 @@ mod tests {
         for last in 0..=0x0f {
             assert!(to([1, 0x80, 0xc2, 0, 0, last]).is_reserved());
         }
-        for other in
-            [[1, 0x80, 0xc2, 0, 0, 0x10], [1, 0x80, 0xc2, 0, 1, 0], [0, 0x80, 0xc2, 0, 0, 0], [0xff; 6]]
-        {
+        for last in [0xcc, 0xcd] {
+            assert!(to([1, 0, 0x0c, 0xcc, 0xcc, last]).is_reserved());
+        }
+        for other in [
+            [1, 0x80, 0xc2, 0, 0, 0x10],
+            [1, 0x80, 0xc2, 0, 1, 0],
+            [0, 0x80, 0xc2, 0, 0, 0],
+            [1, 0, 0x0c, 0xcc, 0xcc, 0xce],
+            [1, 0, 0x0c, 0xcc, 0xcd, 0xcc],
+            [0xff; 6],
+        ] {
             assert!(!to(other).is_reserved());
         }
     }

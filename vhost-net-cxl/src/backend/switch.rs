@@ -164,6 +164,10 @@ mod tests {
             let reserved = MacAddress::new([1, 0x80, 0xc2, 0, 0, last]);
             assert_eq!(route(&three(), mac(9), reserved), (vec![], false));
         }
+        for last in [0xcc, 0xcd] {
+            let reserved = MacAddress::new([1, 0, 0x0c, 0xcc, 0xcc, last]);
+            assert_eq!(route(&three(), mac(9), reserved), (vec![], false));
+        }
         assert_eq!(route(&three(), mac(9), MacAddress::new([1, 0x80, 0xc2, 0, 0, 0x10])), (vec![1, 4], true));
     }
 
