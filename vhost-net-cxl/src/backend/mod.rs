@@ -186,6 +186,7 @@ impl<M: Memory> Backend<M> {
                     let active = |it: &&mut Registration| it.object.state == RegistrationState::Active;
                     port.registrations.iter_mut().flatten().filter(active).for_each(|it| it.announce = true);
                     port.announcing = true;
+                    port.gives_waiting_back = !port.backlog.is_empty();
                 }
             }
             if port.announces() && guard.as_ref().is_none_or(|may_act| may_act()) {

@@ -39,6 +39,8 @@ pub(super) struct Port {
     pub(super) registrations: Vec<Option<Registration>>,
     /// One of them may have to be announced.
     pub(super) announcing: bool,
+    /// Its link is back, and something waited for that.
+    pub(super) gives_waiting_back: bool,
     pub(super) switch: Switch,
     /// Packets that wait for the wire.
     pub(super) backlog: Backlog,
@@ -66,6 +68,7 @@ impl Port {
             area: None,
             registrations: Vec::new(),
             announcing: false,
+            gives_waiting_back: false,
             switch: Switch::new(),
             backlog: Backlog::new(),
             counters,
@@ -178,6 +181,22 @@ impl Port {
             registration.given_back.note(message);
         }
         gives_back
+    }
+
+    /// Gives back what has waited for the link, now that it is back. The instance may have another route, over which its frontend has sent the same
+    /// again, and we may not have heard of it; if it has none, it is offered once more. The rest of a packet follows of which a part went out.
+    pub(super) fn give_back_waiting(&mut self, mut given_back: impl FnMut(&Outgoing)) {
+        let Self { backlog, registrations, .. } = self;
+        backlog.retain(|packet| {
+            let registration = registrations[packet.registration.get()].as_mut();
+            let waits = |it: &&mut Registration| {
+                it.object.generation == packet.message.generation && packet.frames_sent == 0
+            };
+            let Some(registration) = registration.filter(waits) else { return true };
+            registration.given_back.note(&packet.message);
+            given_back(packet);
+            false
+        });
     }
 
     /// Whether a packet of this registration that goes to neighbours only is given back for now, and notes it if so: something that comes

@@ -54,6 +54,9 @@ impl<M: Memory> Backend<M> {
             return false;
         }
         if port.has_wire() {
+            if port.gives_waiting_back {
+                return self.give_waiting_back(place);
+            }
             return self.send_to_wire(place);
         }
         let given_up = port.is_given_up();
@@ -96,6 +99,16 @@ impl<M: Memory> Backend<M> {
         let any = backlog.len() < before;
         self.ports[place].backlog = backlog;
         any
+    }
+
+    fn give_waiting_back(&mut self, place: usize) -> bool {
+        if !self.may_act() {
+            return false;
+        }
+        let (port, channels) = (&mut self.ports[place], &mut self.channels);
+        port.gives_waiting_back = false;
+        port.give_back_waiting(|packet| answer(channels, packet, Status::NotYet));
+        true
     }
 
     fn send_to_wire(&mut self, place: usize) -> bool {

@@ -31,15 +31,17 @@ fn who_may_not_act_any_more_sends_announces_and_delivers_nothing() {
     assert_eq!(scene.heard(0), []);
     assert_eq!(scene.sent(), (0, vec![]));
 
-    // It was somebody else who stood still.
+    // It was somebody else who stood still. What waited for the link is asked for again, and what was sent behind it.
     may_act.store(true, Ordering::Relaxed);
     let heard = scene.heard(0);
     let received = heard.iter().filter(|message| message.opcode == Opcode::Receive).count();
     assert_eq!(received, 2);
     let ended = heard.iter().filter(|message| message.opcode == Opcode::TransmitDone);
     let runs: Vec<Run> = ended.map(|message| Run::from_code(message.bytes)).collect();
-    assert!(runs.iter().all(|run| run.status == Status::Sent), "{runs:?}");
+    assert!(runs.iter().all(|run| run.status == Status::NotYet), "{runs:?}");
     assert_eq!(runs.iter().map(|run| run.packets).sum::<u16>(), 6);
+    (0..6).for_each(|number| scene.send(0, 1, 5, number));
+    assert_eq!(scene.answers(0), (0..6).map(|number| (number, Status::Sent)).collect::<Vec<_>>());
     assert_eq!(scene.sent(), (1, (0..6).map(|number| from(1, number)).collect()));
 }
 

@@ -403,6 +403,8 @@ fn packets_wait_for_a_link_each_time_that_it_goes_down() {
     scene.send(0, 1, 5, 1);
     assert!(scene.answers(0).is_empty(), "it may come back");
     scene.backend.link.set(true);
+    assert_eq!(scene.answers(0), [(1, Status::NotYet)], "its frontend may have sent it elsewhere meanwhile");
+    scene.send(0, 1, 5, 1);
     assert_eq!(scene.answers(0), [(1, Status::Sent)]);
 }
 
