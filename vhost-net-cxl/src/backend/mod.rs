@@ -93,6 +93,8 @@ pub struct Backend<M: Memory> {
     waking: Waking,
     told: Told,
     too_early: TooEarly,
+    /// Registrations came, went or changed since all were looked over.
+    registrations_changed: bool,
     /// Drivers accept something else than the NICs were told, and when those were told last because of that.
     offloads_changed: bool,
     offloads_agreed: Option<Instant>,
@@ -137,6 +139,7 @@ impl<M: Memory> Backend<M> {
             waking: Waking::default(),
             told: Told::default(),
             too_early: TooEarly::default(),
+            registrations_changed: false,
             offloads_changed: false,
             offloads_agreed: None,
             batch: Batch::new(),
@@ -215,6 +218,7 @@ impl<M: Memory> Task for Backend<M> {
 
     fn turn(&mut self) -> Progress {
         self.now = None;
+        self.look_over();
         self.look_at_links();
         let mut busy = false;
         for channel in 0..self.channels.len() {
@@ -245,7 +249,8 @@ impl<M: Memory> Task for Backend<M> {
     fn prepare_sleep(&mut self) -> bool {
         let waits = !self.ports.iter().any(|port| port.nic.has_work());
         // They are told after a moment.
-        let waits = waits && !self.offloads_changed && self.is_woken_for_what_waits();
+        let told = !self.offloads_changed && !self.registrations_changed;
+        let waits = waits && told && self.is_woken_for_what_waits();
         // Every channel announces, also when one has news: the resume that follows withdraws all of them.
         let mut quiet = true;
         for channel in &mut self.channels {

@@ -83,7 +83,7 @@ impl<M: Memory> Backend<M> {
             }
             port.backlog.retain(|packet| packet.channel != channel);
         }
-        self.agree_on_offloads();
+        self.registrations_changed = true;
     }
 
     fn start_nic(&mut self, object: &NicObject, sources: Option<&mut Sources>) -> Result<(), String> {
@@ -188,9 +188,8 @@ impl<M: Memory> Backend<M> {
             registration.given_back = too_early;
         }
         port.announcing = true;
-        port.tell_flows();
-        self.look_at_promises();
-        self.agree_on_offloads();
+        port.flows_changed = true;
+        self.registrations_changed = true;
         Ok(())
     }
 
@@ -214,7 +213,7 @@ impl<M: Memory> Backend<M> {
         let taken_back = port.take_back(index.get());
         port.switch.remove(index);
         let registration = port.registrations[index.get()].take();
-        port.tell_flows();
+        port.flows_changed = true;
         // Their frontend has another route by now, but it counts what it awaits over the channel, which others use too.
         let channels = &mut self.channels;
         port.backlog.dismiss(index, |packet| answer(channels, packet, Status::Stale));
@@ -222,6 +221,19 @@ impl<M: Memory> Backend<M> {
             self.completed(registration.object.channel, taken_back);
         }
         tracing::info!(%lease, nic, "unregistered");
+        self.registrations_changed = true;
+    }
+
+    /// Looks over all registrations where any has changed: once in a turn, for many change at once where a NIC fails.
+    pub(super) fn look_over(&mut self) {
+        if !std::mem::take(&mut self.registrations_changed) {
+            return;
+        }
+        for port in &mut self.ports {
+            if std::mem::take(&mut port.flows_changed) {
+                port.tell_flows();
+            }
+        }
         self.look_at_promises();
         self.agree_on_offloads();
     }

@@ -41,6 +41,8 @@ pub(super) struct Port {
     pub(super) announcing: bool,
     /// Its link is back, and something waited for that.
     pub(super) gives_waiting_back: bool,
+    /// The NIC has to be told which flows there are.
+    pub(super) flows_changed: bool,
     pub(super) switch: Switch,
     /// Packets that wait for the wire.
     pub(super) backlog: Backlog,
@@ -69,6 +71,7 @@ impl Port {
             registrations: Vec::new(),
             announcing: false,
             gives_waiting_back: false,
+            flows_changed: false,
             switch: Switch::new(),
             backlog: Backlog::new(),
             counters,

@@ -1,6 +1,6 @@
 //! Who gets a frame: the small switch between the instances of one NIC.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, hash_map};
 
 use pod_protocol::ids::MacAddress;
 use pod_protocol::objects::{REGISTRATIONS_MAX, RegistrationState};
@@ -20,6 +20,10 @@ fn key(mac: MacAddress, vlan: Option<u16>) -> Key {
     u64::from_le_bytes([b0, b1, b2, b3, b4, b5, low, high])
 }
 
+const fn is_in_vlan(key: Key) -> bool {
+    key >> 48 != 0
+}
+
 /// Where frames of a NIC go. It decides and moves nothing.
 #[derive(Debug, Default)]
 pub struct Switch {
@@ -27,14 +31,24 @@ pub struct Switch {
     by_mac: HashMap<Key, RegistrationIndex, IdHash>,
     /// Those who receive flooded frames: active ones.
     active: Vec<(RegistrationIndex, MacAddress, Option<u16>)>,
-    /// How many registrations are in a VLAN.
+    /// By registration, where it is entered.
+    entries: Vec<Option<Entry>>,
+    /// How many of the addresses are in a VLAN.
     in_vlans: usize,
+}
+
+/// Where a registration is entered that receives anything.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    key: Key,
+    floods: bool,
 }
 
 impl Switch {
     /// A switch without ports.
     pub fn new() -> Self {
-        Self { by_mac: HashMap::default(), active: Vec::with_capacity(REGISTRATIONS_MAX), in_vlans: 0 }
+        let active = Vec::with_capacity(REGISTRATIONS_MAX);
+        Self { by_mac: HashMap::default(), active, entries: Vec::new(), in_vlans: 0 }
     }
 
     /// Adds a registration, or changes it. Those of a VLAN are among themselves, and so are those without one.
@@ -47,29 +61,38 @@ impl Switch {
     ) {
         self.remove(index);
         let key = key(mac, vlan);
-        match state {
-            RegistrationState::Standby => {}
-            RegistrationState::Active => {
-                self.by_mac.insert(key, index);
-                self.active.push((index, mac, vlan));
-            }
-            // The active one goes first where an address is registered twice.
-            RegistrationState::Draining => {
-                self.by_mac.entry(key).or_insert(index);
-            }
+        let floods = match state {
+            RegistrationState::Standby => return,
+            RegistrationState::Active => true,
+            RegistrationState::Draining => false,
+        };
+        let receiver = self.by_mac.entry(key);
+        if matches!(receiver, hash_map::Entry::Vacant(_)) {
+            self.in_vlans += usize::from(is_in_vlan(key));
         }
-        self.count_those_in_vlans();
+        // The active one goes first where an address is registered twice.
+        let receiver = receiver.or_insert(index);
+        if floods {
+            *receiver = index;
+            self.active.push((index, mac, vlan));
+        }
+        if self.entries.len() <= index.get() {
+            self.entries.resize(index.get() + 1, None);
+        }
+        self.entries[index.get()] = Some(Entry { key, floods });
     }
 
     /// Removes a registration.
     pub fn remove(&mut self, index: RegistrationIndex) {
-        self.by_mac.retain(|_, other| *other != index);
-        self.active.retain(|(other, ..)| *other != index);
-        self.count_those_in_vlans();
-    }
-
-    fn count_those_in_vlans(&mut self) {
-        self.in_vlans = self.by_mac.keys().filter(|key| **key >> 48 != 0).count();
+        let entry = self.entries.get_mut(index.get()).and_then(Option::take);
+        let Some(Entry { key, floods }) = entry else { return };
+        if self.by_mac.get(&key) == Some(&index) {
+            self.by_mac.remove(&key);
+            self.in_vlans -= usize::from(is_in_vlan(key));
+        }
+        if floods {
+            self.active.retain(|(other, ..)| *other != index);
+        }
     }
 
     /// Who receives frames to this address that have no VLAN tag.

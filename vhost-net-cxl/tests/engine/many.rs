@@ -2,15 +2,17 @@
 
 use cxl_pool::HostId;
 use cxl_pool::simulated::SimulatedPool;
-use pod_protocol::ids::MacAddress;
+use pod_protocol::ids::{LeaseGeneration, MacAddress};
 use pod_protocol::objects::{Object, ObjectId, REGISTRATIONS_MAX, RegistrationObject, RegistrationState};
+use vhost_net_cxl::offloads::Offloads;
 
 use crate::echo::{BUFFER_BYTES, Pair, QUEUE_SIZE, echo};
 use crate::guest::Guest;
 use crate::pod::{
-    NIC, POOL_BYTES, TestBackend, TestFrontend, all_features, area, channel, lease, port, registration,
+    NIC, POOL_BYTES, TestBackend, TestFrontend, Turn, all_features, area, channel, lease, port, registration,
     route, settle,
 };
+use crate::recording::recording_backend;
 
 /// Instance `number` of those for which the NIC stands by.
 fn other(number: u32) -> RegistrationObject {
@@ -51,4 +53,29 @@ fn thousands_may_lean_on_a_nic_and_the_last_one_works_as_the_first() {
     pair.backend.task.remove(&ObjectId::Registration { lease: lease(77), nic: NIC.into() });
     pair.backend.apply(one_more());
     echo(&mut pair, 200, 1514);
+}
+
+#[test]
+fn a_backend_that_many_instances_move_to_looks_them_over_once() {
+    const INSTANCES: u32 = 200;
+    let pool = SimulatedPool::new(6, POOL_BYTES);
+    let (mut backend, wire) =
+        recording_backend(&pool.host(HostId::new(2)), Offloads::ALL, usize::MAX, area(32, 16));
+    backend.apply(Object::Channel(channel(1, 1, 512, false)));
+    let tellings = || {
+        let wire = wire.lock().expect("unpoisoned");
+        (wire.tellings, wire.flow_tellings)
+    };
+    let before = tellings();
+    for (generation, state) in [(1, RegistrationState::Standby), (2, RegistrationState::Active)] {
+        for number in 1..=INSTANCES {
+            let generation = LeaseGeneration::new(generation);
+            backend.apply(Object::Registration(RegistrationObject { generation, state, ..other(number) }));
+        }
+    }
+    backend.turn_once();
+    assert_eq!(tellings(), (before.0 + 1, before.1 + 1));
+    assert_eq!(wire.lock().expect("unpoisoned").flows, INSTANCES as usize);
+    backend.turn_once();
+    assert_eq!(tellings(), (before.0 + 1, before.1 + 1), "nothing has changed since");
 }

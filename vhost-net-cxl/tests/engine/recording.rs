@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use cxl_pool::{Area, Memory};
 use vhost_net_cxl::backend::receive_buffers::{BUFFER_BYTES, ReceiveBuffers};
-use vhost_net_cxl::nic::{Batch, Driver, Identity, LinkState, Nic, NicError, OnLinkChange, Piece};
+use vhost_net_cxl::nic::{Batch, Driver, Flow, Identity, LinkState, Nic, NicError, OnLinkChange, Piece};
 use vhost_net_cxl::offloads::Offloads;
 
 use crate::pod::{NIC, TestBackend};
@@ -24,6 +24,9 @@ pub(crate) struct Wire {
     pub(crate) told: Option<Offloads>,
     /// How often.
     pub(crate) tellings: u32,
+    /// How many flows it was told of last, and how often it was.
+    pub(crate) flows: usize,
+    pub(crate) flow_tellings: u32,
     /// So many receive buffers it takes when it is started.
     pub(crate) hoards: usize,
     /// How much has gone wrong for the device since it was opened.
@@ -136,6 +139,12 @@ impl<M: Memory> Nic for RecordingNic<M> {
             batch.end_frame();
         }
         Ok(())
+    }
+
+    fn set_flows(&mut self, flows: &[Flow]) {
+        let mut wire = self.wire.lock().expect("unpoisoned");
+        wire.flows = flows.len();
+        wire.flow_tellings += 1;
     }
 
     fn transmit(&mut self, packets: &Batch) -> Result<usize, NicError> {

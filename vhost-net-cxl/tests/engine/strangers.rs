@@ -288,8 +288,10 @@ fn what_a_driver_accepts_is_said_by_its_own_frontend() {
     scene.ends[1].publish();
     scene.heard(1);
     scene.register(registered(2, 2, 5, Standby));
+    scene.backend.turn_once();
     assert_eq!(scene.wire.lock().expect("unpoisoned").told, Some(Offloads::ALL));
     scene.register(registered(2, 2, 5, Active));
+    scene.backend.turn_once();
     assert_eq!(scene.wire.lock().expect("unpoisoned").told, Some(Offloads::NONE));
 }
 
