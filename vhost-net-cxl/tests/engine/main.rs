@@ -12,6 +12,7 @@ mod failover;
 mod finishing;
 mod flapping;
 mod flooding;
+mod forging;
 mod guest;
 mod headers;
 mod hostile;
