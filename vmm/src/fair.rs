@@ -6,26 +6,25 @@
 //! A frontend that dies may be replaced: for as long as the other hosts count what it said last, they are held as it said last, and no
 //! other one is told of them, or they would be counted twice.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use cxl_pool::{EndpointId, Role};
 use pod_protocol::config::HostConfig;
 use pod_protocol::daemon::{LockFile, StopSignal};
-use pod_protocol::vcpus::{FromAgent, Hello, Link, LinkError, Order, Report, ToAgent, VERSION};
+use pod_protocol::vcpus::{FromAgent, Link, LinkError, Order, Report, ToAgent};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vmm::RunningVm;
 use vmm::slicing::{self, Choice, Counter, Duty, GuestRam, HOLDS_FOR, RunTimes, VcpuThreads, WakeUp, Watch};
 
+use crate::frontends::{Frontends, Search};
 use crate::print;
 use crate::slice::{Slice, chosen, table, until_it_begins};
 use crate::uncounted::Uncounted;
 
 /// When in a K a report goes out.
 const REPORT_AT: f64 = 0.9;
-/// How long a frontend may take to say whether it knows the VM.
-const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 /// How often a frontend is looked for.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 /// How often the one is that may be replaced.
@@ -63,55 +62,24 @@ fn begin<'a>(asked: &Slice, machine: &'a RunningVm) -> Result<Agent<'a>> {
     let config = HostConfig::load(&asked.config)?;
     let run = config.run_directory();
     let roles = [Role::BlkFrontend, Role::NetFrontend];
-    let sockets = roles.map(|role| run.vcpu_socket(EndpointId::new(config.host.id, role))).to_vec();
+    let sockets = roles.map(|role| run.vcpu_socket(EndpointId::new(config.host.id, role)));
     // Each frontend would take another agent.
     let alone = LockFile::acquire(&run.vcpu_lock(&machine.name))
         .with_context(|| format!("nobody else may hold the vCPUs of {}: end that first", machine.name))?;
     let choice = slicing::choose(machine, asked.actuator, asked.share)?;
-    let holds = choice.actuator.holds();
+    let frontends = Frontends::new(sockets.to_vec(), &machine.name, choice.actuator.holds());
     let threads = VcpuThreads::look(machine)?;
     let ram = if asked.any_ram { None } else { ram_in_pool(machine, &config.pool.path)? };
     let cost = WakeUp::measure();
-    let (frontend, link) = connect(&sockets, &machine.name, holds)?;
+    let connected = frontends.connect()?;
     let counter = resctrl.count(&machine.name, &threads)?;
-    let times = RunTimes::begin(&threads, &choice.actuator.usage()?);
     print(&format!(
         "{}; its share of the fabric, as {} counts\n",
         chosen(machine, &choice),
         asked.resctrl.display()
     ))?;
-    let now = Instant::now();
-    Ok(Agent {
-        machine,
-        sockets,
-        choice,
-        counter,
-        times,
-        changes: VcpuThreads::watch(machine, threads.clone())?,
-        ram,
-        window: asked.window.map(Duration::from_micros),
-        shortest: cost.window(),
-        cost: Some(cost),
-        wanted: Duration::ZERO,
-        used: Duration::ZERO,
-        part: 1.0,
-        set_at: now,
-        held: false,
-        too_short: None,
-        uncounted: Uncounted::default(),
-        link: Some(link),
-        refused: false,
-        frontend,
-        same_until: now,
-        sample: SAMPLE,
-        report_at: now + FIRST_REPORT,
-        holds_until: now,
-        try_at: now,
-        counted_at: now,
-        told: false,
-        threads,
-        _alone: alone,
-    })
+    let found = Found { frontends, connected, choice, counter, threads, ram };
+    Agent::new(machine, found, cost, asked.window.map(Duration::from_micros), alone)
 }
 
 /// Sees that the machine has memory in the pool. Returns who looks whether all of it lies there, unless that was said already.
@@ -127,44 +95,20 @@ fn ram_in_pool(machine: &RunningVm, pool: &Path) -> Result<Option<Watch<GuestRam
     }
 }
 
-/// Finds the frontend of this host that measures the VM with this name.
-fn connect(sockets: &[PathBuf], instance: &str, holds: bool) -> Result<(usize, Link)> {
-    let mut reasons = Vec::new();
-    for (place, socket) in sockets.iter().enumerate() {
-        let name = socket.file_stem().unwrap_or_default().to_string_lossy();
-        match introduce(socket, instance, holds) {
-            Ok(link) => return Ok((place, link)),
-            Err(reason) => reasons.push(format!("{name}: {reason:#}")),
-        }
-    }
-    bail!("no frontend of this host holds {instance} to a share of the fabric. {}", reasons.join(". "))
-}
-
-fn introduce(socket: &Path, instance: &str, holds: bool) -> Result<Link> {
-    let link = Link::connect(socket).with_context(|| format!("nobody listens at {}", socket.display()))?;
-    let hello = Hello { version: VERSION, instance: instance.to_owned(), process: std::process::id(), holds };
-    link.send(&FromAgent::Hello(hello))?;
-    let began = Instant::now();
-    loop {
-        match link.receive::<ToAgent>()? {
-            Some(ToAgent::Refused { reason }) => bail!("{reason}"),
-            Some(ToAgent::Welcome | ToAgent::Order(_)) => return Ok(link),
-            None => {
-                let left = ANSWER_WITHIN.saturating_sub(began.elapsed());
-                if left.is_zero() {
-                    bail!("it does not answer");
-                }
-                let timeout = Timespec::try_from(left).ok();
-                // An interruption leads to another look.
-                let _ = poll(&mut [PollFd::new(&link, PollFlags::IN)], timeout.as_ref());
-            }
-        }
-    }
+/// What it begins with.
+struct Found {
+    frontends: Frontends,
+    /// Which of them, and how.
+    connected: (usize, Link),
+    choice: Choice,
+    counter: Counter,
+    threads: Vec<u32>,
+    ram: Option<Watch<GuestRam>>,
 }
 
 struct Agent<'a> {
     machine: &'a RunningVm,
-    sockets: Vec<PathBuf>,
+    frontends: Frontends,
     choice: Choice,
     counter: Counter,
     times: RunTimes,
@@ -189,6 +133,8 @@ struct Agent<'a> {
     too_short: Option<Duration>,
     uncounted: Uncounted,
     link: Option<Link>,
+    /// While there is none.
+    search: Option<Search>,
     /// The last one did not go, but sent this agent away.
     refused: bool,
     /// Whose socket that is, or was, and until when no other one is told.
@@ -207,7 +153,51 @@ struct Agent<'a> {
     _alone: LockFile,
 }
 
-impl Agent<'_> {
+impl<'a> Agent<'a> {
+    fn new(
+        machine: &'a RunningVm,
+        found: Found,
+        cost: WakeUp,
+        window: Option<Duration>,
+        alone: LockFile,
+    ) -> Result<Self> {
+        let Found { frontends, connected: (frontend, link), choice, counter, threads, ram } = found;
+        let times = RunTimes::begin(&threads, &choice.actuator.usage()?);
+        let now = Instant::now();
+        Ok(Self {
+            machine,
+            frontends,
+            choice,
+            counter,
+            times,
+            changes: VcpuThreads::watch(machine, threads.clone())?,
+            ram,
+            window,
+            shortest: cost.window(),
+            cost: Some(cost),
+            wanted: Duration::ZERO,
+            used: Duration::ZERO,
+            part: 1.0,
+            set_at: now,
+            held: false,
+            too_short: None,
+            uncounted: Uncounted::default(),
+            link: Some(link),
+            search: None,
+            refused: false,
+            frontend,
+            same_until: now,
+            sample: SAMPLE,
+            report_at: now + FIRST_REPORT,
+            holds_until: now,
+            try_at: now,
+            counted_at: now,
+            told: false,
+            threads,
+            _alone: alone,
+        })
+    }
+
     fn run(&mut self, stop: &StopSignal, limit: Option<Duration>) -> Result<()> {
         let began = Instant::now();
         while !stop.is_set() && limit.is_none_or(|limit| began.elapsed() < limit) {
@@ -239,37 +229,48 @@ impl Agent<'_> {
                     self.ram = None;
                 }
             }
-            if self.link.is_none() && now >= self.try_at {
+            if self.link.is_none() {
                 self.look_for_a_frontend(now);
             }
         }
         Ok(())
     }
 
-    /// The one that was there before, as long as it is counted on; then any.
+    /// The one that was there before, as long as it is counted on; then any. Orders are renewed while one has yet to answer.
     fn look_for_a_frontend(&mut self, now: Instant) {
-        let holds = self.choice.actuator.holds();
-        let found = if now < self.same_until {
-            self.try_at = now + TRY_THE_SAME;
-            introduce(&self.sockets[self.frontend], &self.machine.name, holds)
-                .map(|link| (self.frontend, link))
-        } else {
-            self.try_at = now + TRY_AGAIN;
-            connect(&self.sockets, &self.machine.name, holds)
+        let mut search = match self.search.take() {
+            Some(search) => search,
+            None if now < self.try_at => return,
+            None if now < self.same_until => {
+                self.try_at = now + TRY_THE_SAME;
+                self.frontends.search_at(self.frontend)
+            }
+            None => {
+                self.try_at = now + TRY_AGAIN;
+                self.frontends.search()
+            }
         };
-        if let Ok((frontend, link)) = found {
-            (self.frontend, self.link) = (frontend, Some(link));
-            // It has yet to find out what to order.
-            self.holds_until = Instant::now() + self.good_for();
+        match self.frontends.go_on(&mut search) {
+            Ok(None) => self.search = Some(search),
+            Ok(Some((frontend, link))) => {
+                (self.frontend, self.link) = (frontend, Some(link));
+                // It has yet to find out what to order.
+                self.holds_until = Instant::now() + self.good_for();
+            }
+            // It is tried again.
+            Err(_) => {}
         }
     }
 
     /// Waits until somebody says something, or something is due.
     fn wait(&self, stop: &StopSignal) {
+        let asked = self.search.as_ref().and_then(Search::waits_for);
         let due = self.report_at.min(self.set_at + HOLDS_FOR / 10);
+        let due = asked.map_or(due, |(_, until)| due.min(until));
         let timeout = Timespec::try_from(due.saturating_duration_since(Instant::now())).ok();
         let mut watched = vec![PollFd::new(stop, PollFlags::IN)];
-        watched.extend(self.link.iter().map(|link| PollFd::new(link, PollFlags::IN)));
+        let links = self.link.iter().chain(asked.map(|(link, _)| link));
+        watched.extend(links.map(|link| PollFd::new(link, PollFlags::IN)));
         // An interruption leads to another look; nothing else can go wrong with descriptors of our own.
         let _ = poll(&mut watched, timeout.as_ref());
     }
@@ -379,7 +380,6 @@ impl Agent<'_> {
         let usage = self.choice.actuator.usage()?;
         let ran = self.times.take(&self.threads, &usage, self.held);
         self.held = self.part < 1.0;
-        let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         // What they do while no frontend wants to know is nobody's concern.
         if self.link.is_some() || !self.refused {
             self.uncounted.add(&Report {
@@ -390,13 +390,18 @@ impl Agent<'_> {
                 window_us: us(self.used),
             });
         }
+        self.tell();
+        Ok(())
+    }
+
+    /// Tells the frontend what it does not know yet.
+    fn tell(&mut self) {
         if let Some(link) = &self.link
             // What is wrong with it, the next look at what it says will show.
             && matches!(link.send(&FromAgent::Report(self.uncounted.untold())), Ok(true))
         {
             self.uncounted.were_told();
         }
-        Ok(())
     }
 
     /// vCPUs have come or gone.
@@ -410,3 +415,10 @@ impl Agent<'_> {
         Ok(())
     }
 }
+
+fn us(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests;

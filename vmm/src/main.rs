@@ -5,6 +5,7 @@
 mod cloud_hypervisor_args;
 mod fair;
 mod following;
+mod frontends;
 mod libvirt_hook;
 mod memory_args;
 mod running;
