@@ -154,6 +154,19 @@ mod tests {
     }
 
     #[test]
+    fn one_that_is_there_and_has_nothing_to_tell_is_not_silent() {
+        let mut account = account();
+        account.report(10_000.0, 50_000.0, 2500.0);
+        assert_eq!(account.measure(0.0, 10_000.0).0, 50_000);
+        assert_eq!(account.decide(5e6, 20e6), Some(0.25));
+        for _ in 0..100 {
+            account.report(0.0, 0.0, 0.0);
+            // It is taken to have done as it was told.
+            assert_eq!((account.measure(20e6, 10_000.0), account.silent_ks()), ((50_000, 2500.0), 0));
+        }
+    }
+
+    #[test]
     fn nothing_is_decided_before_it_is_known_what_they_want_and_no_report_is_lost() {
         let mut account = VcpuAccount::new(true);
         // Another frontend had them held to a quarter, and the report of that comes early.

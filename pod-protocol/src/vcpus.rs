@@ -60,7 +60,7 @@ fn holds() -> bool {
 /// What vCPUs did since the last report, to whichever frontend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
-    /// How long that is, in µs.
+    /// How long that is, in µs; 0 where nothing is known of it yet: then the report says that the agent is there, and no more.
     pub elapsed_us: u64,
     /// What they loaded and stored, in bytes.
     pub bytes: u64,

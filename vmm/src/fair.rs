@@ -35,7 +35,7 @@ const COUNTED_KS: u32 = 10;
 const SAMPLE: Duration = Duration::from_millis(200);
 /// When the first report goes out.
 const FIRST_REPORT: Duration = Duration::from_millis(10);
-/// For so long the processor may have no answer before it is told of.
+/// For so long the processor may have no answer before that is said, and its frontend is left.
 const UNCOUNTED: Duration = Duration::from_secs(3);
 /// Orders that differ by less are not worth saying to an actuator.
 const SAME: f64 = 0.002;
@@ -135,7 +135,7 @@ struct Agent<'a> {
     link: Option<Link>,
     /// While there is none.
     search: Option<Search>,
-    /// The last one did not go, but sent this agent away.
+    /// The last one did not go, but sent this agent away, or was left.
     refused: bool,
     /// Whose socket that is, or was, and until when no other one is told.
     frontend: usize,
@@ -147,9 +147,9 @@ struct Agent<'a> {
     holds_until: Instant,
     /// When to look for a frontend again.
     try_at: Instant,
-    /// When the processor had an answer last, and whether it was told of that it has none.
+    /// When the processor had an answer last, and whether the frontend was left because it has none.
     counted_at: Instant,
-    told: bool,
+    is_blind: bool,
     _alone: LockFile,
 }
 
@@ -192,7 +192,7 @@ impl<'a> Agent<'a> {
             holds_until: now,
             try_at: now,
             counted_at: now,
-            told: false,
+            is_blind: false,
             threads,
             _alone: alone,
         })
@@ -229,7 +229,7 @@ impl<'a> Agent<'a> {
                     self.ram = None;
                 }
             }
-            if self.link.is_none() {
+            if self.link.is_none() && !self.is_blind {
                 self.look_for_a_frontend(now);
             }
         }
@@ -367,16 +367,11 @@ impl<'a> Agent<'a> {
     fn report(&mut self) -> Result<()> {
         // If no order comes, because the frontend was late, too: that is no reason to be silent.
         self.report_at = Instant::now() + self.sample;
-        let Some(bytes) = self.counter.take()? else {
-            if self.counted_at.elapsed() >= UNCOUNTED && !std::mem::replace(&mut self.told, true) {
-                eprintln!(
-                    "{}: the processor does not say what its vCPUs load and store (`Unavailable` or `Unassigned` in mon_data): they run freely",
-                    self.machine.name
-                );
-            }
-            return Ok(());
-        };
-        (self.counted_at, self.told) = (Instant::now(), false);
+        let Some(bytes) = self.counter.take()? else { return self.report_nothing() };
+        self.counted_at = Instant::now();
+        if std::mem::take(&mut self.is_blind) {
+            self.try_at = self.counted_at;
+        }
         let usage = self.choice.actuator.usage()?;
         let ran = self.times.take(&self.threads, &usage, self.held);
         self.held = self.part < 1.0;
@@ -392,6 +387,28 @@ impl<'a> Agent<'a> {
         }
         self.tell();
         Ok(())
+    }
+
+    /// The processor has no answer. For a while its frontend only hears that the agent is there, since the next answer is about that time, too;
+    /// after that the vCPUs run freely, and no frontend is to believe that it knows what they do.
+    fn report_nothing(&mut self) -> Result<()> {
+        if self.counted_at.elapsed() < UNCOUNTED {
+            self.uncounted.add(&Report { window_us: us(self.used), ..Report::default() });
+            self.tell();
+            return Ok(());
+        }
+        if std::mem::replace(&mut self.is_blind, true) {
+            return Ok(());
+        }
+        eprintln!(
+            "{}: the processor does not say what its vCPUs load and store (`Unavailable` or `Unassigned` in mon_data; of the latter, see \
+             mbm_assign_mode in info/L3_MON): they run freely, beside all shares, until it does",
+            self.machine.name
+        );
+        (self.link, self.search, self.refused) = (None, None, true);
+        self.uncounted = Uncounted::default();
+        self.same_until = Instant::now();
+        if self.part < 1.0 { self.set(1.0) } else { Ok(()) }
     }
 
     /// Tells the frontend what it does not know yet.

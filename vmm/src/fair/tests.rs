@@ -168,3 +168,47 @@ fn an_order_is_renewed_while_a_frontend_has_yet_to_answer() {
         assert!(renewed >= 4, "{renewed} times");
     });
 }
+
+#[test]
+fn an_agent_without_a_count_stays_for_a_while_then_leaves_and_comes_back_with_one() {
+    Scene::new().run(|scene, listener, link| {
+        assert_eq!(report(&link).unwrap().bytes, 0);
+        quarter(&link, Duration::from_millis(20));
+        scene.count("Unassigned");
+        let nothing = |report: &Report| {
+            let Report { elapsed_us, bytes, run_us, slept_us, .. } = *report;
+            (elapsed_us, bytes, run_us, slept_us) == (0, 0, 0, 0)
+        };
+        // One may be on its way.
+        let first = next("nothing to tell", || report(&link).filter(nothing));
+        assert_eq!(first.window_us, 10_000, "its window is still known");
+        // What is in the next answer is told then.
+        scene.count("700");
+        let counted = next("an answer", || report(&link).filter(|report| report.bytes > 0));
+        assert_eq!(counted.bytes, 600);
+        scene.count("Unavailable");
+        next("nothing again", || report(&link).filter(nothing));
+        quarter(&link, Duration::from_millis(20));
+        let mut heard = 0;
+        while let Some(report) = report(&link) {
+            assert!(nothing(&report), "{report:?}");
+            heard += 1;
+            // As a frontend does that hears of an agent in each K.
+            quarter(&link, Duration::from_millis(20));
+        }
+        assert!(heard > 10, "{heard} times");
+        next("the vCPUs to run freely", || scene.orders.try_recv().ok().filter(|duty| duty.is_full()));
+        for _ in 0..50 {
+            thread::sleep(Duration::from_millis(10));
+            assert!(listener.accept().unwrap().is_none(), "it has nothing to tell");
+        }
+        scene.count("9000");
+        let link = welcome(&listener);
+        // What they did meanwhile was beside all shares, and is none of this K's.
+        scene.count("9050");
+        let counted = next("an answer", || report(&link).filter(|report| report.bytes > 0));
+        assert_eq!(counted.bytes, 50);
+        quarter(&link, Duration::from_millis(20));
+        next("to be held again", || scene.orders.try_recv().ok().filter(|duty| !duty.is_full()));
+    });
+}
