@@ -6,11 +6,15 @@ use std::fs;
 use std::os::linux::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FileType, makedev, stat};
+use rustix::fs::{FileType, Stat, makedev, stat};
+use rustix::io::Errno;
 
 use super::failed;
 use super::watch::{LOOK_EVERY, Watch};
 use crate::{RunningVm, VmmError};
+
+/// What the kernel wants of who looks behind a mapping of another process (`map_files` in proc(5)).
+const NEEDED: &str = "CAP_CHECKPOINT_RESTORE";
 
 /// How much of a guest's memory there is, and where.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,18 +74,34 @@ fn mapped(process: &Path, pool: &Path) -> Result<u64, VmmError> {
         .map_err(|error| failed(format!("cannot read {}: {error}", maps.display())))?;
     // A device may have another node elsewhere, and is the same one.
     let is_device = FileType::from_raw_mode(file.st_mode()) == FileType::CharacterDevice;
-    let is_another_node = |mapping: &Mapping<'_>| {
-        let node = stat(process.join("map_files").join(mapping.range));
-        node.is_ok_and(|node| {
-            FileType::from_raw_mode(node.st_mode) == FileType::CharacterDevice
-                && node.st_rdev == file.st_rdev()
-        })
-    };
-    let of_pool = |mapping: &Mapping<'_>| {
-        (mapping.device, mapping.inode) == (file.st_dev(), file.st_ino())
-            || is_device && is_another_node(mapping)
-    };
-    Ok(maps.lines().filter_map(Mapping::parse).filter(of_pool).map(|mapping| mapping.bytes).sum())
+    let (mut bytes, mut denied) = (0, None);
+    for mapping in maps.lines().filter_map(Mapping::parse) {
+        if (mapping.device, mapping.inode) == (file.st_dev(), file.st_ino()) {
+            bytes += mapping.bytes;
+        } else if is_device {
+            let node = process.join("map_files").join(mapping.range);
+            match stat(&node) {
+                Ok(other) if is_node_of(&other, file.st_rdev()) => bytes += mapping.bytes,
+                // Another file, or it is not mapped any more.
+                Ok(_) | Err(Errno::NOENT) => {}
+                Err(error) => denied = Some((node, error)),
+            }
+        }
+    }
+    match denied {
+        // What it has mapped by the node that the configuration names is known all the same.
+        Some((node, error)) if bytes == 0 => Err(failed(format!(
+            "nobody knows whether what lies at {} is of the pool: {error}; that takes the capability {NEEDED}, which \
+             CapabilityBoundingSet= in wadi-slice@.service is to list",
+            node.display()
+        ))),
+        _ => Ok(bytes),
+    }
+}
+
+/// Whether a file is a node of the device with this number.
+fn is_node_of(file: &Stat, device: u64) -> bool {
+    FileType::from_raw_mode(file.st_mode) == FileType::CharacterDevice && file.st_rdev == device
 }
 
 /// A file that a process has mapped.
@@ -111,7 +131,11 @@ impl<'a> Mapping<'a> {
 
 #[cfg(test)]
 mod tests {
+    use std::process::{Command, Stdio};
+    use std::thread;
+
     use cxl_pool::{CreateOptions, Pool};
+    use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
     use super::*;
     use crate::monitor::fake::Qemu;
@@ -206,5 +230,43 @@ mod tests {
         assert_eq!(GuestRam { in_pool: 24 * MIB, ..part }.warning("vm1"), None);
         let gone = directory.path().join("gone");
         assert!(GuestRam::look(&machine, &gone).unwrap_err().to_string().contains("gone"));
+    }
+
+    /// What `look` finds in a thread that may do so much, and no more.
+    fn with_capabilities<T: Send>(allowed: CapabilitySet, look: impl FnOnce() -> T + Send) -> T {
+        let look = || {
+            let nothing = CapabilitySet::empty();
+            let sets = CapabilitySets { effective: allowed, permitted: allowed, inheritable: nothing };
+            set_capabilities(None, sets).unwrap();
+            look()
+        };
+        thread::scope(|scope| scope.spawn(look).join().unwrap())
+    }
+
+    #[test]
+    fn an_agent_sees_behind_mappings_with_no_more_capabilities_than_its_unit_has() {
+        let unit = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/systemd/wadi-slice@.service");
+        let unit = fs::read_to_string(unit).unwrap();
+        let listed = unit.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet=")).unwrap();
+        let named = |name: &str| CapabilitySet::from_name(name.strip_prefix("CAP_").unwrap()).unwrap();
+        let listed: CapabilitySet = listed.split(' ').map(named).collect();
+        if !rustix::thread::capabilities(None).unwrap().permitted.contains(listed) {
+            eprintln!("not tried: whoever runs this may do less than the unit");
+            return;
+        }
+        // Something that may do more than the agent, as a QEMU may, and this process, which maps a file.
+        let mut qemu = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let other = PathBuf::from(format!("/proc/{}", qemu.id()));
+        let directory = tempfile::tempdir().unwrap();
+        let options = CreateOptions { size_bytes: Some(16 * MIB), ..CreateOptions::default() };
+        let _mapped = Pool::create(&directory.path().join("pool"), &options).unwrap();
+        let (own, device) = (Path::new("/proc/self"), Path::new("/dev/null"));
+        let look = |process: &Path| mapped(process, device).map_err(|error| error.to_string());
+        assert_eq!(with_capabilities(listed, || (look(&other), look(own))), (Ok(0), Ok(0)));
+
+        let found = with_capabilities(listed.difference(named(NEEDED)), || look(own));
+        assert!(matches!(&found, Err(error) if error.contains(NEEDED)), "{found:?}");
+        qemu.kill().unwrap();
+        qemu.wait().unwrap();
     }
 }
