@@ -238,7 +238,7 @@ fn nothing_for_a_while_is_no_trap() {
     for _ in 0..50 {
         for mchannel in [held.watched, held.neighbour] {
             let decision = held.window(mchannel, 0.0, 0.0);
-            assert!(decision.t_r_us >= 0.0 && decision.demand.is_finite());
+            assert!(decision.t_r_us > 0.0 && decision.demand.is_finite());
         }
         held.host.sample(1000.0);
         held.host.settle([]);

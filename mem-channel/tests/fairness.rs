@@ -3,7 +3,7 @@
 mod fluid_pod;
 
 use fluid_pod::topologies::{Shape, topologies};
-use fluid_pod::{Kind, Pod, Topology, Vm, cases, progressive_filling, quantiles};
+use fluid_pod::{Kind, Pod, Topology, Vm, cases, distributed, progressive_filling};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 
@@ -108,11 +108,11 @@ fn queues_share_with_loads_and_stores() {
 }
 
 #[test]
-fn an_on_off_neighbour_leaves_nothing_unused() {
+fn an_on_off_neighbour_leaves_nothing_unused_where_nobody_hears_of_overload() {
     // It is on for a fifth of the time; whatever it leaves, the other one takes. Bursts shorter than K are not seen for what
     // they are: they overload the link again and again, and where hosts hear of that, its capacity is taken for less than it is.
     for (on, off, least, without_signals) in
-        [(100, 400, 0.93, 0.93), (40, 160, 0.85, 0.9), (3, 12, 0.6, 0.9), (1, 4, 0.5, 0.9)]
+        [(100, 400, 0.93, 0.98), (40, 160, 0.89, 0.98), (3, 12, 0.72, 0.98), (1, 4, 0.5, 0.98)]
     {
         let vms =
             vec![Vm::new(0, &[0], 20.0 * GB), Vm { on_off: Some((on, off)), ..Vm::new(1, &[0], 20.0 * GB) }];
@@ -160,23 +160,22 @@ fn rates_are_near_max_min_and_links_full() {
         let (mut worst, mut worst_of_link) = (0.0_f64, 0.0_f64);
         for ((vm, rate), expected) in topology.vms.iter().zip(&rates).zip(&expected) {
             let capacities = vm.path.iter().map(|element| topology.capacities[*element]);
+            let narrowest = capacities.fold(f64::INFINITY, f64::min);
             let difference = (rate - expected).abs();
             // A hundredth of a link is nothing, however small the share.
-            worst = worst.max((difference - 0.02 * 5.0 * GB).max(0.0) / expected);
-            worst_of_link = worst_of_link.max(difference / capacities.fold(f64::INFINITY, f64::min));
+            worst = worst.max((difference - 0.01 * narrowest).max(0.0) / expected);
+            worst_of_link = worst_of_link.max(difference / narrowest);
         }
         off.push(worst);
         off_of_link.push(worst_of_link);
         unused.push(1.0 - rates.iter().sum::<f64>() / expected.iter().sum::<f64>());
     }
     // Of a small share the worst is a multiple; of a link it is a part all the same.
-    for (what, values, most) in [
-        ("of a share", &mut off, [0.005, 0.05, 0.4, f64::INFINITY]),
-        ("of the narrowest link", &mut off_of_link, [0.005, 0.03, 0.1, 0.5]),
-        ("unused", &mut unused, [0.005, 0.03, 0.08, 0.3]),
-    ] {
-        let found = quantiles(values, [0.5, 0.9, 0.99, 1.0]);
-        println!("off by {found:.3?} {what}");
-        assert!(found.iter().zip(most).all(|(found, most)| *found <= most), "off by {found:?} {what}");
-    }
+    let multiples = off.iter().filter(|off| **off > 1.0).count();
+    println!("{multiples} of {} by more than all of a share", off.len());
+    assert!(1000 * multiples <= 3 * off.len(), "{multiples} of {}", off.len());
+    distributed("off, of a share", &mut off, [0.5, 0.9, 0.99], [0.005, 0.02, 0.23]);
+    let parts = [0.5, 0.9, 0.99, 1.0];
+    distributed("off, of the narrowest link", &mut off_of_link, parts, [0.005, 0.02, 0.066, 0.3]);
+    distributed("unused", &mut unused, parts, [0.005, 0.02, 0.054, 0.12]);
 }

@@ -8,7 +8,7 @@ mod fluid_pod;
 use std::collections::BTreeMap;
 
 use fluid_pod::topologies::{Shape, topologies};
-use fluid_pod::{Pod, Topology, Vm, cases, ideal_rates, progressive_filling, quantiles};
+use fluid_pod::{Pod, Topology, Vm, cases, distributed, ideal_rates, progressive_filling};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
@@ -27,13 +27,6 @@ fn narrowest(topology: &Topology, vm: &Vm) -> f64 {
     vm.path.iter().fold(f64::INFINITY, |least, element| least.min(topology.capacities[*element]))
 }
 
-#[track_caller]
-fn distributed<const N: usize>(what: &str, values: &mut [f64], parts: [f64; N], most: [f64; N]) {
-    let found = quantiles(values, parts);
-    println!("{what}: {found:.3?} at {parts:?}; the worst {:.3}", values[values.len() - 1]);
-    assert!(found.iter().zip(most).all(|(found, most)| *found <= most), "{what}: {found:?}");
-}
-
 #[test]
 fn ideal_rates_of_one_tenant_are_those_of_progressive_filling() {
     for topology in random_topologies(2, 300, Shape::default()) {
@@ -44,7 +37,7 @@ fn ideal_rates_of_one_tenant_are_those_of_progressive_filling() {
 }
 
 /// After how many K the mean of five K is within a twentieth of the narrowest link of where it stays, for every VM at once; and by how much
-/// the rate of a K differs, from the lowest to the highest of forty, in parts of that link. One in a hundred never stays: where demands are far above
+/// the rate of a K differs, from the lowest to the highest of forty, in parts of that link. A few in a hundred never stay: where demands are far above
 /// what fits at several links, hosts can go round in circles.
 #[test]
 fn shares_converge_in_a_few_k_and_swing_little() {
@@ -75,10 +68,14 @@ fn shares_converge_in_a_few_k_and_swing_little() {
         swings.push(swing);
         off.push(farthest);
     }
-    distributed("K until all stay", &mut converged, [0.5, 0.9], [25.0, 110.0]);
+    // They were away from it in the last ten K, too.
+    let never = converged.iter().filter(|settled| **settled > fluid_pod::count(KS - 2 * MEAN)).count();
+    println!("{never} of {} never stay", converged.len());
+    assert!(100 * never <= 6 * converged.len(), "{never} of {} never stay", converged.len());
+    distributed("K until all stay", &mut converged, [0.5, 0.9], [20.0, 100.0]);
     let parts = [0.5, 0.9, 0.99, 1.0];
-    distributed("swing, of the narrowest link", &mut swings, parts, [0.03, 0.15, 0.4, 1.0]);
-    distributed("off, of the narrowest link", &mut off, parts, [0.01, 0.04, 0.13, 0.5]);
+    distributed("swing, of the narrowest link", &mut swings, parts, [0.02, 0.12, 0.33, 0.8]);
+    distributed("off, of the narrowest link", &mut off, parts, [0.01, 0.025, 0.12, 0.13]);
 }
 
 /// VMs come and go, each for 10 to 80 K at a time. What the others get on average is what they would if shares followed at once, or
@@ -111,13 +108,13 @@ fn what_comes_and_goes_over_several_links_leaves_little_unused() {
         }
     }
     let parts = [0.5, 0.9, 0.99, 1.0];
-    distributed("unused", &mut unused, parts, [0.06, 0.1, 0.15, 0.3]);
-    distributed("missed by who stays, of a share", &mut missed, parts, [0.005, 0.1, 0.25, 1.0]);
+    distributed("unused", &mut unused, parts, [0.055, 0.085, 0.12, 0.13]);
+    distributed("missed by who stays, of a share", &mut missed, parts, [0.005, 0.085, 0.19, 0.3]);
     distributed(
         "gained by who comes and goes, of the narrowest link",
         &mut gained,
         parts,
-        [0.01, 0.03, 0.06, 0.3],
+        [0.01, 0.015, 0.04, 0.08],
     );
 }
 
@@ -146,6 +143,6 @@ fn an_honest_one_gets_nearly_its_share_whatever_others_do() {
         gained.extend(rates[1..].iter().map(|rate| rate / rates[0] - 1.0));
     }
     let parts = [0.5, 0.9, 0.99, 1.0];
-    distributed("missed, of a share", &mut missed, parts, [0.0, 0.05, 0.15, 0.5]);
-    distributed("gained over the honest one, of what it has", &mut gained, parts, [0.0, 0.1, 0.25, 1.0]);
+    distributed("missed, of a share", &mut missed, parts, [0.0, 0.03, 0.13, 0.5]);
+    distributed("gained over the honest one, of what it has", &mut gained, parts, [0.0, 0.05, 0.18, 0.3]);
 }

@@ -367,7 +367,15 @@ fn through(vms: &[Vm], element: usize) -> impl Iterator<Item = usize> {
 pub(crate) fn quantiles<const N: usize>(values: &mut [f64], parts: [f64; N]) -> [f64; N] {
     values.sort_by(f64::total_cmp);
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-    parts.map(|part| values[((count(values.len()) * part) as usize).min(values.len() - 1)])
+    parts.map(|part| values[(count(values.len() - 1) * part) as usize])
+}
+
+/// No more than `most` of these parts of all values; what they are is printed.
+#[track_caller]
+pub(crate) fn distributed<const N: usize>(what: &str, values: &mut [f64], parts: [f64; N], most: [f64; N]) {
+    let found = quantiles(values, parts);
+    println!("{what}: {found:.3?} at {parts:?}; the worst {:.3}", values[values.len() - 1]);
+    assert!(found.iter().zip(most).all(|(found, most)| *found <= most), "{what}: {found:?}");
 }
 
 #[allow(clippy::cast_precision_loss)]
