@@ -131,13 +131,20 @@ fn own_id() -> u32 {
     u32::try_from(unsafe { libc::gettid() }).unwrap()
 }
 
+/// For how long a thread ran, and for how long it wanted to while others did.
+fn schedstat_ns(id: u32) -> [u64; 2] {
+    let text = std::fs::read_to_string(format!("/proc/self/task/{id}/schedstat")).unwrap();
+    let mut numbers = text.split_whitespace().map(|number| number.parse().unwrap());
+    [numbers.next().unwrap(), numbers.next().unwrap()]
+}
+
+fn waited_ns(id: u32) -> u64 {
+    schedstat_ns(id)[1]
+}
+
 /// Waits until a thread that always works runs for the time of many windows without a look at its account.
 fn wait_for_freedom(agent: &Agent, id: u32) {
-    let ran_ns = || -> u64 {
-        let text = std::fs::read_to_string(format!("/proc/self/task/{id}/schedstat")).unwrap();
-        text.split_whitespace().next().unwrap().parse().unwrap()
-    };
-    let state = || (agent.of(id, offset_of!(Slot, ticks)), ran_ns());
+    let state = || (agent.of(id, offset_of!(Slot, ticks)), schedstat_ns(id)[0]);
     let mut before = state();
     wait_for("the thread to run freely", || {
         let (ticks, ran) = state();
@@ -339,12 +346,16 @@ fn inside() {
     }
     wait_for("the vCPU to be known", || agent.slot(vcpu.id).is_some());
     assert_eq!(agent.of(vcpu.id, offset_of!(Slot, ticks)), 0, "nothing is armed without an order");
+    // Nothing that it waits for while it is held is left out.
+    let waited_before = waited_ns(vcpu.id);
     #[cfg(target_arch = "x86_64")]
     code_that_is_interrupted_sees_nothing_of_it(&agent);
 
     agent.order(MS, 5 * MS);
     let sleeps = |id: u32| agent.of(id, offset_of!(Slot, sleeps));
     wait_for("the vCPU to sleep", || sleeps(vcpu.id) > 50);
+    // Long enough to tell its share from a tenth of that.
+    wait_for("many windows", || agent.of(vcpu.id, offset_of!(Slot, elapsed_ns)) > 2000 * MS);
     // In this order, so that what passes in between does no harm.
     let [slept, ran, forgiven, elapsed] = [
         offset_of!(Slot, slept_ns),
@@ -354,8 +365,11 @@ fn inside() {
     ]
     .map(|field| agent.of(vcpu.id, field));
     assert!(ran <= elapsed / 5 + 10 * MS + forgiven, "{ran} of {elapsed}, {forgiven} forgiven");
-    // How long each sleep is depends on how late it began: windows end when they would have.
+    // How long each sleep is depends on how late it began: windows end when they would have. But of the time for which it did not wait it ran for its share.
     assert!(slept > 0, "{slept} of {elapsed}");
+    let waited = waited_ns(vcpu.id) - waited_before;
+    let least = elapsed.saturating_sub(waited) / 5;
+    assert!(ran + 10 * MS >= least, "{ran} of {elapsed}, and waited for {waited}");
 
     // One that comes later is held too, and what a thread leaves is free for the next.
     let slot = agent.slot(vcpu.id);
