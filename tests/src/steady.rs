@@ -87,26 +87,32 @@ pub fn judge(
     panic!("{what}: the path is not full, or shares swing, {SPOILT_MOST} times");
 }
 
-/// Measures until what is measured is as it should be, a few times at most, and returns it. What a host that stood still for a while has spoilt is right
-/// the next time, and what is wrong by itself is wrong each time; what goes wrong now and then only is not seen by this.
+/// Measures until more of what was measured is as it should be than is not, a few times at most, and returns the last of it. What a host that stood still
+/// for a while has spoilt is right the next times, and what is wrong by itself is wrong again; what goes wrong in fewer than half of all times only is not seen by
+/// this.
 ///
 /// # Panics
-/// If it never is.
+/// If most of it is not.
 pub fn undisturbed<T: std::fmt::Debug>(
     what: &str,
     mut measure: impl FnMut() -> T,
     is_so: impl Fn(&T) -> bool,
 ) -> T {
-    let mut wrong = Vec::new();
-    while wrong.len() < SPOILT_MOST {
+    let (mut right, mut wrong) = (0, Vec::new());
+    // More than half of so many.
+    while wrong.len() <= SPOILT_MOST / 2 {
         let measured = measure();
         if is_so(&measured) {
-            return measured;
+            right += 1;
+            if right > wrong.len() {
+                return measured;
+            }
+        } else {
+            eprintln!("not so: {what}: {measured:.0?}");
+            wrong.push(measured);
         }
-        eprintln!("not so: {what}: {measured:.0?}");
-        wrong.push(measured);
     }
-    panic!("never: {what}: {wrong:.0?}");
+    panic!("not so, {} times of {}: {what}: {wrong:.0?}", wrong.len(), wrong.len() + right);
 }
 
 fn verdict(windows: &[Vec<f64>], capacity: f64, expected: impl Fn(&[f64]) -> Vec<f64>) -> Verdict {
@@ -199,13 +205,19 @@ mod tests {
             measured += 1;
             measured
         };
-        assert_eq!(undisturbed("the third is right", &mut measure, |it| *it == 3), 3);
+        assert_eq!(undisturbed("all but the second are right", &mut measure, |it| *it != 2), 1);
+        assert_eq!(undisturbed("all but the second are right", &mut measure, |it| *it != 2), 4);
     }
 
     #[test]
-    #[should_panic(expected = "never: nothing is right: [7, 7, 7, 7, 7]")]
-    fn what_is_wrong_each_time_is_wrong() {
-        undisturbed("nothing is right", || 7, |_| false);
+    #[should_panic(expected = "not so, 3 times of 4: the second is right: [1, 3, 4]")]
+    fn what_is_right_once_is_wrong() {
+        let mut measured = 0;
+        let measure = || {
+            measured += 1;
+            measured
+        };
+        undisturbed("the second is right", measure, |it| *it == 2);
     }
 
     #[test]
