@@ -6,7 +6,7 @@ use std::time::Duration;
 use vmm::MonitorAddress;
 use vmm::slicing::{Actuator as _, CgroupActuator, ControlFile, ShimActuator, VcpuUse, duty, find_shim};
 use wadi_tests::counting_vm::CountingVm;
-use wadi_tests::held_vcpus::{assert_no_more_than, hold};
+use wadi_tests::held_vcpus::{Span, assert_no_more_than, has_quota, hold};
 use wadi_tests::storm::storm;
 use wadi_tests::waiting::wait_for;
 
@@ -27,7 +27,9 @@ fn a_vcpu_in_kvm_is_held_to_its_share() {
     for window in [Duration::from_millis(10), Duration::from_millis(1)] {
         let before = vcpu();
         hold(&mut shim, duty(SHARE, window), || {
+            let span = Span::begin(|| reader.usage().unwrap());
             wait_for("windows", || vcpu().sleeps > before.sleeps + 100);
+            span.assert_no_less_than(SHARE, 2 * window, &[vcpu()]);
             // Each sleep was one at the return from KVM_RUN, which the timer's signal ends: the vCPU is never elsewhere for long.
             let held = vcpu().since(&before);
             assert_no_more_than(SHARE, window, &[VcpuUse { carry_ns: 0, ..held }]);
@@ -57,7 +59,7 @@ fn a_vcpu_in_kvm_is_held_to_its_share() {
         });
     }
 
-    if std::fs::read_to_string("/proc/self/mounts").unwrap().contains(" cgroup") {
+    if has_quota() {
         let mut cgroup = CgroupActuator::new(vm.running()).unwrap();
         cgroup.set(duty(SHARE, Duration::from_millis(10))).unwrap();
         let group = || std::fs::read_to_string(format!("/proc/{thread}/cgroup")).unwrap();
@@ -66,6 +68,6 @@ fn a_vcpu_in_kvm_is_held_to_its_share() {
         drop(cgroup);
         assert!(!group().contains("wadi-counting-"), "{}", group());
     } else {
-        eprintln!("no cgroup file system is mounted: the kernel's quota is not tried");
+        eprintln!("the kernel's quota is not tried: no processor controller is mounted");
     }
 }
