@@ -8,6 +8,7 @@ pub mod column_move;
 pub mod drives;
 pub mod file_bench;
 pub mod history;
+pub mod in_line;
 pub mod in_pool;
 pub mod loop_device;
 pub mod mirror;
