@@ -209,7 +209,9 @@ fn collect_described(schema: &Value, schemas: &Value, of: &str, fields: &mut BTr
 
 /// The fields that a body says, likewise.
 fn collect_said(body: &Value, of: &str, fields: &mut BTreeSet<String>) {
-    body.as_array().into_iter().flatten().for_each(|it| collect_said(it, of, fields));
+    for it in body.as_array().into_iter().flatten() {
+        collect_said(it, of, fields);
+    }
     for (name, value) in body.as_object().into_iter().flatten() {
         let field = format!("{of}{name}");
         collect_said(value, &format!("{field}."), fields);
@@ -263,7 +265,9 @@ fn podctl_asks_for_everything_that_the_api_offers() {
             continue;
         }
         let mut said = BTreeSet::new();
-        bodies.into_iter().for_each(|body| collect_said(body, "", &mut said));
+        for body in bodies {
+            collect_said(body, "", &mut said);
+        }
         let unsaid = fields.difference(&said).filter(|it| !NOT_SAID.contains(&it.as_str()));
         missing.extend(unsaid.map(|field| format!("{operation} {field}")));
         for name in parameters.iter().filter(|name| !OF_PAGES.contains(&name.as_str())) {
