@@ -1,10 +1,9 @@
 //! A guest whose volume lies on a block device: what is forgotten, and what is zeros.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::thread;
-use std::time::Duration;
 
 use cxl_pool::{CreateOptions, HardwareMemory};
 use pod_protocol::endpoint::{Handler, Reporter};
@@ -194,8 +193,9 @@ fn a_block_device_that_is_in_use_is_refused_and_one_in_our_hands_is_claimed() {
     let error = open().err().expect("somebody else has claimed it");
     assert!(matches!(error, OpenError::Claimed { .. }) && error.may_hide_requests(), "{error}");
     // Who is about to let go of it is waited for.
+    let waiting = format!("/proc/self/task/{}/wchan", rustix::thread::gettid().as_raw_nonzero());
     let leaving = thread::spawn(move || {
-        thread::sleep(Duration::from_millis(100));
+        eventually(|| fs::read_to_string(&waiting).is_ok_and(|at| at.contains("nanosleep")));
         drop(claimed);
     });
     let ssd = open().unwrap();
