@@ -215,7 +215,7 @@ mod tests {
     #[test]
     fn a_controller_that_says_nothing_any_more_is_given_up() {
         let within = |stream: &mut EventStream<'_>| {
-            stream.next_within(Duration::from_secs(60)).map(|event| event.is_some())
+            stream.next_within(Duration::from_mins(1)).map(|event| event.is_some())
         };
         let next = |stream: &mut EventStream<'_>| stream.next().expect("it has not ended").map(|_| true);
         for follow in [within as fn(&mut EventStream<'_>) -> Result<bool, ClientError>, next] {
