@@ -12,7 +12,7 @@ use cxl_pool::{ByteOffset, LINE_BYTES, Memory};
 use hdrhistogram::Histogram;
 use vhost_net_cxl::backend::receive_buffers::ReceiveBuffers;
 use vhost_net_cxl::nic::{
-    Batch, Driver, Flow, FlowTag, Identity, LinkState, Nic, NicError, OnLinkChange, Piece,
+    Batch, Driver, Flow, FlowTag, Identity, LinkState, Nic, NicError, OnLinkChange, Piece, Taken,
 };
 use vhost_net_cxl::offloads::Offloads;
 
@@ -241,8 +241,8 @@ impl<M: Memory> Nic for WireNic<M> {
         Ok(packets.len())
     }
 
-    fn transmit_frame(&mut self, _frame: &[u8]) -> Result<bool, NicError> {
-        Ok(true)
+    fn transmit_frame(&mut self, _frame: &[u8]) -> Result<Taken, NicError> {
+        Ok(Taken::Whole)
     }
 
     fn has_work(&self) -> bool {

@@ -11,7 +11,7 @@ use super::wire::Outgoing;
 use crate::counters::DropReason;
 use crate::finish::{Finish, FinishFault, HEADERS_BYTES_MAX};
 use crate::message::MAX_PACKET_BYTES;
-use crate::nic::{NicError, Piece};
+use crate::nic::{NicError, Piece, Taken};
 use crate::offloads::Offloads;
 use crate::vlan::{TAG_BYTES, insert_tag};
 use crate::vnet_header::{HEADER_BYTES, HEADER_BYTES_U32, VnetHeader};
@@ -32,6 +32,8 @@ const FRAMES_AT_ONCE: u32 = 256;
 pub(super) enum Progress {
     /// All of its frames are sent.
     Whole,
+    /// The NIC found fault with one of them: the rest is not sent.
+    Refused,
     /// It goes on behind this many frames: the NIC is full, or failed then, or others have their turn.
     Until(u32),
 }
@@ -137,10 +139,11 @@ impl<M: Memory> Backend<M> {
                 }
             };
             match port.nic.transmit_frame(frame) {
-                Ok(true) => {}
+                Ok(Taken::Whole) => {}
+                Ok(Taken::Refused) => return Ok(Ok(Progress::Refused)),
                 // What went out must not go out again: the next call tells of the error.
                 Err(_) if index > packet.frames_sent => return Ok(Ok(Progress::Until(index))),
-                Ok(false) => return Ok(Ok(Progress::Until(index))),
+                Ok(Taken::NoRoom) => return Ok(Ok(Progress::Until(index))),
                 Err(error) => return Err(error),
             }
             port.counters.tx_packets.add(1);

@@ -18,7 +18,7 @@ use super::wire::Outgoing;
 use crate::counters::{DropReason, NicCounters};
 use crate::ethernet::announcement;
 use crate::message::{NetMessage, Status};
-use crate::nic::{Nic, Piece};
+use crate::nic::{Nic, Piece, Taken};
 use crate::offloads::Offloads;
 use crate::vnet_header::VnetHeader;
 
@@ -157,8 +157,13 @@ impl Port {
                 None => self.nic.transmit_frame(&frame),
             };
             match sent {
-                Ok(true) => registration.announce = false,
-                Ok(false) => return,
+                Ok(Taken::Whole) => registration.announce = false,
+                Ok(Taken::Refused) => {
+                    registration.announce = false;
+                    // It was made here.
+                    self.counters.errors.add(1);
+                }
+                Ok(Taken::NoRoom) => return,
                 outcome => {
                     self.check(outcome.map(drop), tell);
                     return;

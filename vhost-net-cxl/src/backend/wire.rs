@@ -262,6 +262,13 @@ impl<M: Memory> Backend<M> {
                 }
                 Status::Sent
             }
+            Ok(Ok(Progress::Refused)) => {
+                port.count_refused_packet(&packet);
+                if packet.flooded {
+                    self.deliver_flooded(place, &packet);
+                }
+                Status::Dropped
+            }
             Ok(Ok(Progress::Until(frames))) => {
                 if let Some(front) = port.backlog.front_mut() {
                     front.frames_sent = frames;

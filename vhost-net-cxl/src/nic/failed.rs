@@ -2,7 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 
-use super::{Batch, Identity, LinkState, Nic, NicError, OnLinkChange};
+use super::{Batch, Identity, LinkState, Nic, NicError, OnLinkChange, Taken};
 use crate::backend::receive_buffers::ReceiveBuffers;
 use crate::offloads::Offloads;
 
@@ -56,8 +56,8 @@ impl Nic for FailedNic {
         Ok(0)
     }
 
-    fn transmit_frame(&mut self, _frame: &[u8]) -> Result<bool, NicError> {
-        Ok(false)
+    fn transmit_frame(&mut self, _frame: &[u8]) -> Result<Taken, NicError> {
+        Ok(Taken::NoRoom)
     }
 
     fn errors(&self) -> u64 {

@@ -321,6 +321,17 @@ pub enum NicError {
     },
 }
 
+/// What became of one frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// It is sent, or is going to be.
+    Whole,
+    /// The kernel or the driver found fault with it. It is not sent, and would not be another time.
+    Refused,
+    /// The NIC is full for now.
+    NoRoom,
+}
+
 /// A NIC, driven from one thread. Nothing blocks.
 pub trait Nic: Send {
     /// What it says about itself.
@@ -361,8 +372,8 @@ pub trait Nic: Send {
         &[]
     }
 
-    /// Sends a bare frame from our own memory; false if the NIC is full for now.
-    fn transmit_frame(&mut self, frame: &[u8]) -> Result<bool, NicError>;
+    /// Sends a bare frame from our own memory.
+    fn transmit_frame(&mut self, frame: &[u8]) -> Result<Taken, NicError>;
 
     /// Whether frames may still be delivered or sent without a descriptor becoming readable.
     fn has_work(&self) -> bool {

@@ -10,7 +10,7 @@ use cxl_pool::{LINE_BYTES, Memory};
 use pod_protocol::ids::MacAddress;
 
 use super::{
-    Batch, Flow, FlowTag, Identity, LinkState, Nic, NicConfig, NicError, NullMode, OnLinkChange, Piece,
+    Batch, Flow, FlowTag, Identity, LinkState, Nic, NicConfig, NicError, NullMode, OnLinkChange, Piece, Taken,
 };
 use crate::backend::receive_buffers::{BUFFER_BYTES, BufferIndex, ReceiveBuffers};
 use crate::offloads::Offloads;
@@ -188,8 +188,8 @@ impl<M: Memory> Nic for NullNic<M> {
         Ok(taken)
     }
 
-    fn transmit_frame(&mut self, _frame: &[u8]) -> Result<bool, NicError> {
-        Ok(true)
+    fn transmit_frame(&mut self, _frame: &[u8]) -> Result<Taken, NicError> {
+        Ok(Taken::Whole)
     }
 
     fn has_work(&self) -> bool {

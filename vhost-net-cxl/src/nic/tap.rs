@@ -17,7 +17,7 @@ use super::carrier::{CarrierWatch, find};
 use super::netlink::Netlink;
 use super::room::RoomWatch;
 use super::window::Window;
-use super::{BATCH_FRAMES, Batch, Identity, LinkState, Nic, NicConfig, NicError, OnLinkChange, Piece};
+use super::{BATCH_FRAMES, Batch, Identity, LinkState, Nic, NicConfig, NicError, OnLinkChange, Piece, Taken};
 use crate::backend::receive_buffers::{BUFFER_BYTES, BufferIndex, PIECES_MAX, ReceiveBuffers};
 use crate::offloads::Offloads;
 use crate::vnet_header::HEADER_BYTES;
@@ -25,14 +25,6 @@ use crate::vnet_header::HEADER_BYTES;
 const CLONE_DEVICE: &str = "/dev/net/tun";
 /// How long packets wait for a device that is down, until its watch says so: as long as for a link that is.
 const DOWN_HOLD: Duration = Duration::from_secs(1);
-
-/// What became of a packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Written {
-    Whole,
-    Refused,
-    NoRoom,
-}
 
 /// A TAP device in use.
 pub struct TapNic {
@@ -124,7 +116,7 @@ impl TapNic {
         Ok(tap)
     }
 
-    fn write(&mut self, parts: &[libc::iovec]) -> Result<Written, NicError> {
+    fn write(&mut self, parts: &[libc::iovec]) -> Result<Taken, NicError> {
         loop {
             let descriptor = self.file.as_raw_fd();
             // SAFETY: the parts lie in the pool, which the window keeps mapped, or in the caller's slices; the
@@ -139,7 +131,7 @@ impl TapNic {
             self.full = false;
             if written >= 0 {
                 self.down_since = None;
-                return Ok(Written::Whole);
+                return Ok(Taken::Whole);
             }
             let error = io::Error::last_os_error();
             match error.raw_os_error() {
@@ -147,21 +139,21 @@ impl TapNic {
                 // Full for now: no memory or no room in the socket's buffer.
                 Some(libc::EAGAIN | libc::ENOBUFS) => {
                     self.full = true;
-                    return Ok(Written::NoRoom);
+                    return Ok(Taken::NoRoom);
                 }
                 // The device is down, and the watch is about to say so: packets wait for that as for any link. Should it never say
                 // so, they are lost as on any link that is down for long. Otherwise the backend would try again and again for ever.
                 Some(libc::EIO)
                     if self.down_since.get_or_insert_with(Instant::now).elapsed() <= DOWN_HOLD =>
                 {
-                    return Ok(Written::NoRoom);
+                    return Ok(Taken::NoRoom);
                 }
                 // The kernel found fault with this one packet. That is no trouble of the device's: whoever makes packets could
                 // cause as many as he likes.
-                Some(libc::EINVAL | libc::EMSGSIZE) => return Ok(Written::Refused),
+                Some(libc::EINVAL | libc::EMSGSIZE) => return Ok(Taken::Refused),
                 Some(libc::EIO | libc::ENOMEM | libc::EFAULT) => {
                     self.errors += 1;
-                    return Ok(Written::Refused);
+                    return Ok(Taken::Refused);
                 }
                 _ => return Err(system(&self.identity.name, "write to its TAP device", "", error)),
             }
@@ -275,25 +267,22 @@ impl Nic for TapNic {
                 *part = libc::iovec { iov_base: address.cast(), iov_len: piece.bytes as usize };
             }
             match self.write(&parts[..packet.len()]) {
-                Ok(Written::Whole) => {}
-                Ok(Written::Refused) => self.refused.push(sent),
+                Ok(Taken::Whole) => {}
+                Ok(Taken::Refused) => self.refused.push(sent),
                 // What went out must not go out again: the next call tells of the error.
                 Err(_) if sent > 0 => return Ok(sent),
-                Ok(Written::NoRoom) => return Ok(sent),
+                Ok(Taken::NoRoom) => return Ok(sent),
                 Err(error) => return Err(error),
             }
         }
         Ok(packets.len())
     }
 
-    fn transmit_frame(&mut self, frame: &[u8]) -> Result<bool, NicError> {
+    fn transmit_frame(&mut self, frame: &[u8]) -> Result<Taken, NicError> {
         let header = [0u8; HEADER_BYTES];
         let part =
             |bytes: &[u8]| libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-        let written = self.write(&[part(&header), part(frame)])?;
-        // It was made here.
-        self.errors += u64::from(written == Written::Refused);
-        Ok(written != Written::NoRoom)
+        self.write(&[part(&header), part(frame)])
     }
 
     fn refused(&self) -> &[usize] {

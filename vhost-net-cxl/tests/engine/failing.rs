@@ -11,7 +11,7 @@ use pod_protocol::ids::MacAddress;
 use pod_protocol::reports::{DeviceReport, Report};
 use pod_protocol::worker::{Progress, Task};
 use vhost_net_cxl::backend::receive_buffers::ReceiveBuffers;
-use vhost_net_cxl::nic::{Batch, Driver, Identity, LinkState, Nic, NicError, OnLinkChange};
+use vhost_net_cxl::nic::{Batch, Driver, Identity, LinkState, Nic, NicError, OnLinkChange, Taken};
 use vhost_net_cxl::offloads::Offloads;
 
 use crate::echo::frame;
@@ -84,8 +84,8 @@ impl Nic for BreakableNic {
         self.outcome(packets.len())
     }
 
-    fn transmit_frame(&mut self, _frame: &[u8]) -> Result<bool, NicError> {
-        self.outcome(true)
+    fn transmit_frame(&mut self, _frame: &[u8]) -> Result<Taken, NicError> {
+        self.outcome(Taken::Whole)
     }
 
     fn has_work(&self) -> bool {

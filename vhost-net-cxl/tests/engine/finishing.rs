@@ -181,6 +181,22 @@ fn a_large_packet_is_cut_for_a_nic_that_cannot() {
 }
 
 #[test]
+fn a_large_packet_with_part_of_which_a_nic_finds_fault_is_a_drop_and_not_sent() {
+    let mut lone = lone(Offloads::NONE, usize::MAX - 1);
+    lone.wire.lock().unwrap().refuses_from = Some(3);
+    let (header, frame) = large(mac(1), mac(9), &payload(20_000));
+    assert!(lone.guest.send(&header, &frame));
+    lone.settle();
+    assert_eq!(lone.guest.transmit.reclaim_pairs().len(), 1);
+    let telemetry = lone.backend.lease(1);
+    assert_eq!(telemetry.drops, [("nic-refused".to_owned(), 1)].into());
+    assert_eq!((telemetry.tx_packets, telemetry.tx_bytes), (0, 0));
+    assert_eq!(lone.wire.lock().unwrap().frames.len(), 3, "and none behind");
+    let counters = &lone.backend.counters;
+    assert_eq!((counters.tx_packets.get(), counters.errors.get()), (3, 0), "the NIC is not to blame");
+}
+
+#[test]
 fn an_able_nic_gets_large_packets_whole() {
     let mut lone = lone(Offloads::ALL, usize::MAX - 1);
     let (header, frame) = large(mac(1), mac(9), &payload(40_000));

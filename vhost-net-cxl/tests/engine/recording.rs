@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex};
 
 use cxl_pool::{Area, Memory};
 use vhost_net_cxl::backend::receive_buffers::{BUFFER_BYTES, ReceiveBuffers};
-use vhost_net_cxl::nic::{Batch, Driver, Flow, Identity, LinkState, Nic, NicError, OnLinkChange, Piece};
+use vhost_net_cxl::nic::{
+    Batch, Driver, Flow, Identity, LinkState, Nic, NicError, OnLinkChange, Piece, Taken,
+};
 use vhost_net_cxl::offloads::Offloads;
 
 use crate::pod::{NIC, TestBackend};
@@ -33,6 +35,8 @@ pub(crate) struct Wire {
     pub(crate) errors: u64,
     /// It finds fault with frames of these numbers.
     pub(crate) faulty: Vec<u32>,
+    /// It finds fault with frames that were cut, once so many are out.
+    pub(crate) refuses_from: Option<usize>,
     /// Once it is full it fails.
     pub(crate) fails_when_full: bool,
     /// It fails when it is looked at next.
@@ -176,14 +180,17 @@ impl<M: Memory> Nic for RecordingNic<M> {
         &self.refused
     }
 
-    fn transmit_frame(&mut self, frame: &[u8]) -> Result<bool, NicError> {
+    fn transmit_frame(&mut self, frame: &[u8]) -> Result<Taken, NicError> {
         let mut wire = self.wire.lock().expect("unpoisoned");
         if wire.room == 0 {
-            return self.outcome(&wire).map(|()| false);
+            return self.outcome(&wire).map(|()| Taken::NoRoom);
         }
         wire.room -= 1;
+        if wire.refuses_from.is_some_and(|sent| wire.frames.len() >= sent) {
+            return Ok(Taken::Refused);
+        }
         wire.frames.push(frame.to_vec());
-        Ok(true)
+        Ok(Taken::Whole)
     }
 
     fn errors(&self) -> u64 {

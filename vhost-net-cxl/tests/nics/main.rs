@@ -18,7 +18,7 @@ use vhost_net_cxl::backend::receive_buffers::ReceiveBuffers;
 use vhost_net_cxl::nic::af_xdp::AfXdpNic;
 use vhost_net_cxl::nic::statistics::{DriverTroubles, TroubleWatch, Troubles};
 use vhost_net_cxl::nic::tap::TapNic;
-use vhost_net_cxl::nic::{Batch, Nic, NicConfig, Piece};
+use vhost_net_cxl::nic::{Batch, Nic, NicConfig, Piece, Taken};
 use vhost_net_cxl::offloads::Offloads;
 
 const POOL_BYTES: u64 = 32 << 20;
@@ -271,7 +271,7 @@ fn a_tap_carries_frames_both_ways() {
         let memory = stage.pool.hardware();
         assert_eq!(nic.transmit(&scattered(&memory, packet)).expect("sent"), 1);
         assert_eq!(wire.receive(), frame(1400, 4), "in pieces");
-        assert!(nic.transmit_frame(&frame(60, 9)).expect("sent"));
+        assert_eq!(nic.transmit_frame(&frame(60, 9)).expect("sent"), Taken::Whole);
         assert_eq!(wire.receive(), frame(60, 9));
         // Nothing there is no error, and no buffer is lost.
         let mut batch = Batch::new();
@@ -406,7 +406,7 @@ fn a_tap_that_is_down_takes_nothing_until_it_was_down_for_long() {
         let packet = stage.packet([0; 12], &frame(100, 7));
         sh("ip link set tap0 down");
         assert_eq!(nic.transmit(&one(packet)).expect("no error"), 0);
-        assert!(!nic.transmit_frame(&frame(60, 8)).expect("no error"));
+        assert_eq!(nic.transmit_frame(&frame(60, 8)).expect("no error"), Taken::NoRoom);
         assert_eq!(nic.errors(), 0);
         sh("ip link set tap0 up");
         let host = Wire::open("tap0");

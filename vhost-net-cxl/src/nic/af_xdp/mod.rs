@@ -27,7 +27,7 @@ use super::carrier::{CarrierWatch, find};
 use super::netlink::Netlink;
 use super::statistics::LookAtDriver;
 use super::window::Window;
-use super::{BATCH_FRAMES, Batch, Identity, LinkState, Nic, NicConfig, NicError, OnLinkChange, Piece};
+use super::{BATCH_FRAMES, Batch, Identity, LinkState, Nic, NicConfig, NicError, OnLinkChange, Piece, Taken};
 use crate::backend::receive_buffers::{BUFFER_BYTES, ReceiveBuffers};
 use crate::offloads::Offloads;
 use crate::vnet_header::HEADER_BYTES;
@@ -325,16 +325,16 @@ impl Nic for AfXdpNic {
         Ok(packets.len())
     }
 
-    fn transmit_frame(&mut self, frame: &[u8]) -> Result<bool, NicError> {
+    fn transmit_frame(&mut self, frame: &[u8]) -> Result<Taken, NicError> {
         if frame.len() as u64 > FRAME_BYTES_MAX {
-            self.errors += 1;
-            return Ok(true);
+            return Ok(Taken::Refused);
         }
-        Ok(self.send_one(
+        let copied = self.send_one(
             // SAFETY: the frame fits the chunk, which is ours until it is handed to the kernel.
             |_, chunk| unsafe { chunk.copy_from_nonoverlapping(frame.as_ptr(), frame.len()) },
             frame.len() as u64,
-        ))
+        );
+        Ok(if copied { Taken::Whole } else { Taken::NoRoom })
     }
 
     fn refused(&self) -> &[usize] {
