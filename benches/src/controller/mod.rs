@@ -4,11 +4,16 @@
 //! messages and disk, of pods of up to 1 000 hosts, 10 000 devices and 100 000 instances, with
 //! as many regions as a pool can have room for; and how long it takes to list what there is.
 //!
+//! How it grows is another question than how fast it is: a small pod's state fits the processor's caches, and a large one's does not,
+//! whatever is done with it. So growth is what a placement takes in a large pod to what it takes in one of as many small
+//! ones as have as much memory together, by turns.
+//!
 //! Then the controller's thread around it, with its disk, in pods whose endpoints obey at once: how long after a report of a NIC's
 //! failure the last frontend concerned was told that its lease has moved, and how long after a request for an instance there is an answer.
 
 mod conduct;
 mod endpoint;
+mod growth;
 mod pod;
 mod views;
 
@@ -20,6 +25,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
+use self::growth::Growth;
 use self::pod::Pod;
 use crate::plot::{self, Panel, Series};
 use crate::report::{self, Figure, Goal};
@@ -38,6 +44,9 @@ pub(crate) struct Options {
     /// Measure only the state machine, and only a pod of so many hosts: what is looked at with a profiler.
     #[arg(long, value_name = "N")]
     hosts: Option<u16>,
+    /// So many pods of that size, by turns.
+    #[arg(long, value_name = "N", requires = "hosts", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    pods: u16,
     /// The same as JSON.
     #[arg(long, requires = "hosts")]
     json: bool,
@@ -50,11 +59,12 @@ pub(crate) struct Options {
 struct Measured {
     hosts: u16,
     instances: u32,
-    /// How often that many were placed.
-    runs: u32,
+    /// In how many pods, by turns or one after the other, that many were placed.
+    pods: u32,
     /// How long it took for instances with a NIC, for volumes, and for instances with a NIC and a disk.
     placing: [Duration; 3],
-    channels: usize,
+    /// Without disks, and with them.
+    channels: [usize; 2],
     moved: u64,
     move_ms: f64,
     state_bytes: f64,
@@ -66,7 +76,7 @@ struct Measured {
 /// Runs it.
 pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
     if let Some(hosts) = options.hosts {
-        let one = measure(hosts)?;
+        let one = measure(hosts, options.pods)?;
         if options.json {
             println!("{}", serde_json::to_string(&one)?);
             return Ok(());
@@ -76,7 +86,7 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
              placements/s with a disk; hosts, devices and volumes listed in {} ms",
             one.instances,
             one.placements_per_second(),
-            one.channels,
+            one.channels[0],
             one.moved,
             one.move_ms,
             one.volumes_per_second(),
@@ -106,13 +116,13 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
     );
     let mut found = Vec::new();
     for hosts in HOSTS {
-        let one = measure_apart(hosts)?;
+        let one = measure_alone(hosts)?;
         println!(
             "{hosts:>6} {:>8} {:>10} {:>13.0} {:>9} {:>11.0} {:>9.0} {:>13} in {:>7.1} ms {:>13.0} B {:>5.0} MiB {:>21} ms",
             pod::devices(hosts),
             one.instances,
             one.placements_per_second(),
-            one.channels,
+            one.channels[0],
             one.with_disks_per_second(),
             one.volumes_per_second(),
             one.moved,
@@ -123,8 +133,11 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
         );
         found.push(one);
     }
+    let growth = Growth::measure()?;
+    growth.print();
     print_thread_title();
-    let mut figures = figures(&found)?;
+    let mut figures = figures(&found);
+    figures.extend(growth.figures());
     for hosts in TURNS {
         let one = conduct::measure(hosts, output)?;
         print_thread(hosts, &one);
@@ -178,46 +191,56 @@ fn print_thread(hosts: u16, one: &conduct::Conduct) {
     );
 }
 
-/// Measures in processes of their own: what one pod leaves to the next, memory above all, would make sizes differ. Smaller pods are
-/// measured several times, so that each size is for as many instances.
-fn measure_apart(hosts: u16) -> Result<Measured> {
+/// Measures in a process of its own: what one pod leaves to the next, memory above all, would make sizes differ.
+fn measure_apart(hosts: u16, pods: u16) -> Result<Measured> {
     let program = std::env::current_exe().context("cannot tell which program this is")?;
-    let mut all: Option<Measured> = None;
-    for _ in 0..(LARGEST / hosts).max(1) {
-        let mut command = Command::new(&program);
-        command.args(["controller", "--json", "--hosts", &hosts.to_string()]).stderr(Stdio::inherit());
-        let output = command.output().context("cannot start this program once more")?;
-        ensure!(output.status.success(), "the run with {hosts} hosts ended with {}", output.status);
-        let one: Measured =
-            serde_json::from_slice(&output.stdout).context("a run said something else than was measured")?;
-        all = Some(match all {
-            Some(all) => all.and(&one),
-            None => one,
-        });
-    }
-    all.context("nothing was measured")
+    let mut command = Command::new(&program);
+    command.args(["controller", "--json", "--hosts", &hosts.to_string(), "--pods", &pods.to_string()]);
+    let output = command.stderr(Stdio::inherit()).output().context("cannot start this program once more")?;
+    ensure!(output.status.success(), "the run with {hosts} hosts ended with {}", output.status);
+    serde_json::from_slice(&output.stdout).context("a run said something else than was measured")
 }
 
-fn measure(hosts: u16) -> Result<Measured> {
+/// Measures smaller pods several times, so that each size is for as many instances.
+fn measure_alone(hosts: u16) -> Result<Measured> {
+    let mut all = measure_apart(hosts, 1)?;
+    for _ in 1..as_large(hosts) {
+        all = all.and(&measure_apart(hosts, 1)?);
+    }
+    Ok(all)
+}
+
+/// How many pods of so many hosts have as much as the largest.
+fn as_large(hosts: u16) -> u16 {
+    (LARGEST / hosts).max(1)
+}
+
+fn measure(hosts: u16, pods: u16) -> Result<Measured> {
     let resident_before = resident_bytes()?;
     let instances = u32::from(hosts) * INSTANCES;
-    let mut pod = Pod::new(hosts)?;
-    let placing = time_of(instances, |number| pod.place(number))?;
-    let resident_bytes = resident_bytes()? - resident_before;
-    let channels = pod.channels();
+    let make = || (0..pods).map(|_| Pod::new(hosts)).collect::<Result<Vec<Pod>>>();
+    let mut all = make()?;
+    let placing = time_of(&mut all, instances, Pod::place)?;
+    let resident_bytes = (resident_bytes()? - resident_before) / f64::from(pods);
+    let mut channels = [count(&all, Pod::channels), 0];
     let start = Instant::now();
-    let moved = pod.fail_host()?;
-    let move_ms = start.elapsed().as_secs_f64() * 1e3;
-    let state_bytes = pod.bytes()?;
-    pod = Pod::new(hosts)?;
-    let of_volumes = time_of(instances, |number| pod.place_volume(number))?;
+    let mut moved = 0;
+    for pod in &mut all {
+        moved = pod.fail_host()?;
+    }
+    let move_ms = start.elapsed().as_secs_f64() * 1e3 / f64::from(pods);
+    let state_bytes = all[0].bytes()?;
+    drop(all);
+    let mut all = make()?;
+    let of_volumes = time_of(&mut all, instances, Pod::place_volume)?;
     let order = pod::in_any_order(instances);
-    let with_disks = time_of(instances, |number| pod.place_with_disk(number, &order))?;
-    let lists_ms = views::measure(pod.state())?;
+    let with_disks = time_of(&mut all, instances, |pod, number| pod.place_with_disk(number, &order))?;
+    channels[1] = count(&all, Pod::channels);
+    let lists_ms = views::measure(all[0].state())?;
     Ok(Measured {
         hosts,
         instances,
-        runs: 1,
+        pods: u32::from(pods),
         placing: [placing, of_volumes, with_disks],
         channels,
         moved,
@@ -228,14 +251,19 @@ fn measure(hosts: u16) -> Result<Measured> {
     })
 }
 
+/// The mean of a pod.
+fn count(all: &[Pod], of: impl Fn(&Pod) -> usize) -> usize {
+    all.iter().map(of).sum::<usize>() / all.len()
+}
+
 impl Measured {
     /// Two runs as one; what both have to say alike is said once.
     fn and(self, other: &Self) -> Self {
         let mut placing = self.placing;
         placing.iter_mut().zip(other.placing).for_each(|(sum, it)| *sum += it);
-        let runs = self.runs + other.runs;
-        let sum_ms = self.move_ms * f64::from(self.runs) + other.move_ms * f64::from(other.runs);
-        Self { runs, placing, move_ms: sum_ms / f64::from(runs), ..self }
+        let pods = self.pods + other.pods;
+        let sum_ms = self.move_ms * f64::from(self.pods) + other.move_ms * f64::from(other.pods);
+        Self { pods, placing, move_ms: sum_ms / f64::from(pods), ..self }
     }
 
     fn lists(&self) -> String {
@@ -243,7 +271,7 @@ impl Measured {
     }
 
     fn per_second(&self, took: Duration) -> f64 {
-        f64::from(self.instances) * f64::from(self.runs) / took.as_secs_f64()
+        f64::from(self.instances) * f64::from(self.pods) / took.as_secs_f64()
     }
 
     /// Of instances with a NIC.
@@ -261,31 +289,23 @@ impl Measured {
     }
 }
 
-fn time_of(count: u32, place: impl FnMut(u32) -> Result<()>) -> Result<Duration> {
+/// How long it takes to place so many in each of these pods, by turns.
+fn time_of(
+    all: &mut [Pod],
+    count: u32,
+    mut place: impl FnMut(&mut Pod, u32) -> Result<()>,
+) -> Result<Duration> {
     let start = Instant::now();
-    (0..count).try_for_each(place)?;
+    for number in 0..count {
+        for pod in &mut *all {
+            place(pod, number)?;
+        }
+    }
     Ok(start.elapsed())
 }
 
-fn figures(found: &[Measured]) -> Result<Vec<Figure>> {
-    let (first, last) =
-        found.first().zip(found.last()).context("no size was measured: there is nothing to compare")?;
-    // All of n placements may cost n log n: one as the logarithm grows. A host's failure may look at all n once.
-    let logarithm = |one: &Measured| f64::from(one.instances).log2();
-    let logarithms = logarithm(last) / logarithm(first);
-    let linear = f64::from(last.instances) / f64::from(first.instances);
-    let round = |value: f64| (value * 100.0).round() / 100.0;
-    let growth = |what: &str, rate: fn(&Measured) -> f64| {
-        Figure::new(format!("controller/growth-of-{what}"), rate(first) / rate(last), "x")
-            .with_goal(Goal::AtMost(round(logarithms)))
-    };
-    let mut figures = vec![
-        growth("a-placement", Measured::placements_per_second),
-        growth("a-placement-with-disk", Measured::with_disks_per_second),
-        growth("a-volume", Measured::volumes_per_second),
-        Figure::new("controller/growth-of-a-host-failure".to_owned(), last.move_ms / first.move_ms, "x")
-            .with_goal(Goal::AtMost(round(logarithms * linear))),
-    ];
+fn figures(found: &[Measured]) -> Vec<Figure> {
+    let mut figures = Vec::new();
     for one in found {
         let name = |what: &str| format!("controller/{}-hosts/{what}", one.hosts);
         figures.push(Figure::new(name("placements"), one.placements_per_second(), "1/s"));
@@ -298,7 +318,7 @@ fn figures(found: &[Measured]) -> Result<Vec<Figure>> {
         figures.push(Figure::new(name("state"), one.state_bytes / f64::from(one.instances), "B/instance"));
         figures.push(Figure::new(name("resident"), one.resident_bytes / f64::from(1 << 20), "MiB"));
     }
-    Ok(figures)
+    figures
 }
 
 fn panels(found: &[Measured]) -> [Panel; 2] {
