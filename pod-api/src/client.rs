@@ -10,8 +10,9 @@ use reqwest::{Method, Url};
 
 use crate::{
     AddReplica, ChangeVolume, Controller, ControllerList, CreateInstance, CreateVolume, Device, DeviceList,
-    Explanation, Host, HostList, Instance, InstanceList, InstancePriority, InstanceType, InstanceTypeList,
-    InstanceTypeSpec, MigrateInstance, MigrateNic, NicPolicy, Pool, Problem, Volume, VolumeList,
+    Explanation, FailedBack, Host, HostList, Instance, InstanceList, InstancePriority, InstanceType,
+    InstanceTypeList, InstanceTypeSpec, MigrateInstance, MigrateNic, NicPolicy, Pool, Problem, Volume,
+    VolumeList,
 };
 
 mod credentials;
@@ -418,9 +419,9 @@ impl Client {
         self.tell(Method::PUT, &path, policy)
     }
 
-    /// Brings back every lease that belongs on a NIC and has moved away from it.
-    pub fn fail_back(&self, host: &str, nic: &str) -> Result<(), ClientError> {
-        self.end(Method::POST, &["v1", "devices", host, nic, "fail-back"], &[])
+    /// Brings back every lease that belongs on a NIC, has moved away from it and can go there. Says which ones stay, and why.
+    pub fn fail_back(&self, host: &str, nic: &str) -> Result<FailedBack, ClientError> {
+        self.call::<(), _>(Method::POST, &["v1", "devices", host, nic, "fail-back"], &[], None)
     }
 
     /// Trusts a NIC again whose link flapped.

@@ -348,6 +348,26 @@ pub struct MigrateNic {
     pub to: Option<String>,
 }
 
+/// What became of the leases that belong on a NIC once it was told to have them back.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct FailedBack {
+    /// Those that stay where they are.
+    pub stay: Vec<StaysAway>,
+}
+
+/// A virtio-net device of an instance that does not go back to the NIC where it belongs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct StaysAway {
+    /// The instance.
+    pub instance: String,
+    /// The device's name within it, such as `net0`.
+    pub device: String,
+    /// The NIC that it stays on, as `h2/nic0`.
+    pub nic: String,
+    /// Why, for people to read.
+    pub reason: String,
+}
+
 /// What an instance may do with its NIC. Without a number there is no limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(default, deny_unknown_fields)]

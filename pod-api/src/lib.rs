@@ -28,8 +28,9 @@ pub use host::{
     Device, DeviceCounters, DeviceHealth, DeviceKind, DeviceList, Endpoint, EndpointHealth, Host, HostList,
 };
 pub use instance::{
-    AttachDevice, CreateInstance, DeviceAnswer, Disk, GuestRam, Instance, InstanceList, InstancePriority,
-    MigrateInstance, MigrateNic, MigratingDevice, Migration, Nic, NicLimit, NicPolicy, NicRail, NicRequest,
+    AttachDevice, CreateInstance, DeviceAnswer, Disk, FailedBack, GuestRam, Instance, InstanceList,
+    InstancePriority, MigrateInstance, MigrateNic, MigratingDevice, Migration, Nic, NicLimit, NicPolicy,
+    NicRail, NicRequest, StaysAway,
 };
 pub use instance_type::{InstanceType, InstanceTypeList, InstanceTypeSpec};
 pub use labels::Labels;

@@ -135,6 +135,18 @@ impl State {
         Ok(())
     }
 
+    /// Leases that belong on a NIC and are on another one. Those that [`Command::FailBack`](super::Command::FailBack) leaves there are
+    /// being moved, or find no room at home, or another one of their group.
+    pub fn that_stay_away(&self, home: &DeviceId) -> impl Iterator<Item = &Lease> {
+        let away = self.leases_among(|found| &found.away).into_iter();
+        away.filter(move |lease| match &lease.kind {
+            LeaseKind::Nic { active, home: belongs, .. } if !self.has_rails(lease) => {
+                belongs.as_ref() == Some(home) && active != home
+            }
+            _ => false,
+        })
+    }
+
     /// Leases whose first NIC this is, that are on another one which works, and that are not being moved.
     fn away_from(&self, home: &DeviceId) -> impl Iterator<Item = LeaseId> {
         let away = self.leases_among(|found| &found.away).into_iter();

@@ -1,8 +1,9 @@
 //! Moving leases between NICs.
 
+use axum::Json;
 use axum::http::StatusCode;
-use pod_api::{MigrateNic, NicPolicy, Problem};
-use pod_state::Command;
+use pod_api::{FailedBack, MigrateNic, NicPolicy, Problem, StaysAway};
+use pod_state::{Command, DeviceId, Lease, State};
 
 use super::Failure;
 use super::body::{DevicePath, Names, device_named};
@@ -61,19 +62,40 @@ pub(super) async fn change(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Brings back every lease that belongs on a NIC and has moved away from it.
+/// Brings back every lease that belongs on a NIC, has moved away from it and can go there. Says which ones stay, and why.
 #[utoipa::path(
     post, path = "/v1/devices/{host}/{name}/fail-back", operation_id = "fail_back", tag = "devices",
     params(DevicePath),
     responses(
-        (status = 204),
+        (status = 200, body = FailedBack),
         (status = 404, body = Problem, content_type = "application/problem+json"),
         (status = 409, description = "it does not work", body = Problem, content_type = "application/problem+json"),
     )
 )]
-pub(super) async fn fail_back(change: Change, Names(path): Names<DevicePath>) -> Result<StatusCode, Failure> {
-    change.submit_found(|| Ok(Command::FailBack { device: path.find(&change.handle)? })).await?;
-    Ok(StatusCode::NO_CONTENT)
+pub(super) async fn fail_back(
+    change: Change,
+    Names(path): Names<DevicePath>,
+) -> Result<Json<FailedBack>, Failure> {
+    let find = || path.find(&change.handle);
+    let view = change.submit_found(|| Ok(Command::FailBack { device: find()? })).await?;
+    // It may be gone since it was carried out.
+    let Ok(device) = find() else { return Ok(Json(FailedBack::default())) };
+    let stay = view.state.that_stay_away(&device).filter_map(|lease| stays_away(&view.state, lease, &device));
+    Ok(Json(FailedBack { stay: stay.collect() }))
+}
+
+fn stays_away(state: &State, lease: &Lease, home: &DeviceId) -> Option<StaysAway> {
+    let instance = state.instances.get(&lease.instance)?.name.clone();
+    let reason = if lease.draining_nic().is_some() {
+        "it has just been moved: ask again in a few seconds".to_owned()
+    } else {
+        format!(
+            "{} has no room for what it reserves, or another NIC of its group is there: podctl explain instance {instance}",
+            state.device_name(home)
+        )
+    };
+    let nic = state.device_name(lease.active_nic()?);
+    Some(StaysAway { instance, device: lease.device.clone(), nic, reason })
 }
 
 /// Trusts a NIC again whose link flapped.

@@ -5,8 +5,11 @@ use std::process::{Command, Output, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
+use cxl_pool::Role;
+use pod_api::{DeviceAnswer, DeviceHealth, FailedBack, NicLimit, NicPolicy, Volume, VolumeQos};
+use pod_protocol::reports::Report;
+
 use crate::support::{Pod, until, vm};
-use pod_api::{DeviceAnswer, NicLimit, NicPolicy, Volume, VolumeQos};
 
 fn podctl(pod: &Pod, arguments: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_podctl"));
@@ -67,6 +70,34 @@ fn every_form_of_output_says_the_same() {
     assert_eq!(said(&pod, "--dry-run hosts drain h2"), "host h2 would have to be empty\n");
     let refused = run(&pod, "volumes delete vol9 --dry-run");
     assert!(!refused.status.success() && String::from_utf8_lossy(&refused.stderr).contains("vol9"));
+}
+
+#[test]
+fn what_does_not_go_back_is_named() {
+    let pod = Pod::demo();
+    let link = |up| {
+        let report = Report::Link { device: "nic0".to_owned(), up, reason: "carrier".to_owned() };
+        pod.endpoint(2, Role::NetBackend).reporter.report(report);
+    };
+    let nic = |instance: &str| pod.client().instance(instance).expect("it is there").nics[0].nic.clone();
+    said(&pod, "instances create vm1 --host h1 --nic apart=db");
+    link(false);
+    until("the lease to leave", || (nic("vm1") == "h3/nic0").then_some(()));
+    link(true);
+    until("the link to be there", || {
+        pod.client().device("h2", "nic0").ok().filter(|it| it.health == DeviceHealth::Up)
+    });
+    let back = "devices fail-back h2/nic0";
+    assert_eq!(said(&pod, &format!("{back} --dry-run")), "device h2/nic0 would have its leases back\n");
+    said(&pod, "instances create vm2 --host h1 --nic apart=db");
+    assert_eq!(nic("vm2"), "h2/nic0");
+    let said_of_it = said(&pod, back);
+    assert_eq!(nic("vm1"), "h3/nic0");
+    let stays = "net0 of vm1 stays on h3/nic0: h2/nic0 has no room for what it reserves, or another NIC of its group is there";
+    assert!(said_of_it.contains(stays), "{said_of_it}");
+    said(&pod, "instances delete vm2");
+    let json: FailedBack = serde_json::from_str(&said(&pod, &format!("{back} -o json"))).expect("JSON");
+    assert_eq!((json, nic("vm1")), (FailedBack::default(), "h2/nic0".to_owned()));
 }
 
 #[test]

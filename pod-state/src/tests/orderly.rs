@@ -129,9 +129,20 @@ fn nothing_goes_home_to_where_others_have_its_room() {
     let home = Command::FailBack { device: id(2, "nic0") };
     must(&mut state, &home);
     assert_eq!(nics_of(&state, "a"), named(["h5/nic1", "h6/nic0"]));
+    let nic = id(2, "nic0");
+    let stay = |state: &State| -> Vec<String> {
+        let stay = state.that_stay_away(&nic);
+        stay.map(|lease| state.instances[&lease.instance].name.clone()).collect()
+    };
+    assert_eq!(
+        (stay(&state), stay(&state.clone())),
+        (vec!["a".to_owned()], vec!["a".to_owned()]),
+        "also of a copy"
+    );
     must(&mut state, &Command::DeleteInstance { name: "b".to_owned(), force: true });
     must(&mut state, &home);
     assert_eq!(nics_of(&state, "a")[0].as_deref(), Some("h2/nic0"));
+    assert!(stay(&state).is_empty());
     check_reservations(&state, "a");
 }
 

@@ -292,7 +292,7 @@ pub(crate) enum Devices {
         /// Its name with its host, as h2/nic0
         name: String,
     },
-    /// Bring back every lease that belongs on a NIC and has moved away from it
+    /// Bring back every lease that belongs on a NIC, has moved away from it and can go there
     FailBack {
         /// The NIC, as h2/nic0
         name: String,

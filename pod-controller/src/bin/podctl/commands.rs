@@ -178,8 +178,8 @@ fn devices(client: &Client, command: &Devices, format: Output, out: Out<'_>) -> 
         }
         Devices::FailBack { name } => {
             let (host, device) = split(name)?;
-            client.fail_back(&host, &device)?;
-            done(client, out, format, ("device", name), ("has its leases back", "would have its leases back"))
+            let stay = client.fail_back(&host, &device)?;
+            show(out, format, &stay, |stay| output::failed_back(name, stay, client.is_trying_only()))
         }
         Devices::Drain { name } => {
             let (host, device) = split(name)?;

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use pod_api::{
-    ByteSize, CandidatePart, Condition, Device, DeviceKind, Event, Explanation, GuestRam, Host, Instance,
-    NicRail, Volume, VolumeQos,
+    ByteSize, CandidatePart, Condition, Device, DeviceKind, Event, Explanation, FailedBack, GuestRam, Host,
+    Instance, NicRail, StaysAway, Volume, VolumeQos,
 };
 use pod_protocol::objects::Priority;
 
@@ -332,6 +332,20 @@ fn traits(labels: &BTreeMap<String, String>, conditions: &[Condition]) -> Vec<(&
     lines
 }
 
+/// What became of the leases that belong on a NIC.
+pub(crate) fn failed_back(name: &str, stay: &FailedBack, is_tried_only: bool) -> String {
+    let (has, stays) = if is_tried_only { ("would have", "would stay") } else { ("has", "stays") };
+    if stay.stay.is_empty() {
+        return format!("device {name} {has} its leases back");
+    }
+    let mut text = format!("device {name} {has} those of its leases back that can go there");
+    for StaysAway { instance, device, nic, reason } in &stay.stay {
+        let _ = write!(text, "\n{device} of {instance} {stays} on {nic}: {reason}");
+    }
+    text
+}
+
+/// As a word.
 pub(crate) fn yes(is: bool) -> String {
     if is { "yes".to_owned() } else { "no".to_owned() }
 }

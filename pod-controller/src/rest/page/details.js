@@ -81,7 +81,7 @@ function device(pod, name) {
   if (nic) {
     buttons.push(button("fail back", {
       method: "POST", path: `${path}/fail-back`, question: `Bring leases back to ${name}?`,
-      consequence: "Every lease that belongs there and has moved away comes back. Nothing is lost on the way.",
+      consequence: "Every lease that belongs there, has moved away and finds room comes back. Nothing is lost on the way.",
     }));
   }
   if (it.health === "held") {
