@@ -9,8 +9,6 @@ use crate::vnet_header::WireCost;
 const NS_PER_SECOND: u128 = 1_000_000_000;
 /// A packet of the usual length, by which the bytes that are left are turned into packets that may be taken.
 const USUAL_PACKET_BYTES: i64 = 1514;
-/// The longest packet; a promise is kept on average however long packets are.
-const LONGEST_PACKET_BYTES: i64 = 65_566;
 /// Of how many milliseconds a sender's share may be saved up at least. Who has used it up is asked again after two, or a little
 /// later: what came in by then must not be lost.
 const SENDER_BURST_MS_MIN: u32 = 4;
@@ -24,7 +22,7 @@ struct Bucket {
     per_second: u64,
     capacity: i64,
     level: i64,
-    /// What is owed beyond this is forgiven.
+    /// What is owed beyond this is forgiven before more is taken.
     least: i64,
     /// Up to when tokens were handed out; behind the clock by less than one token.
     filled: Instant,
@@ -55,8 +53,8 @@ impl Bucket {
     }
 
     fn take(&mut self, tokens: u64) {
-        let level = self.level.saturating_sub(i64::try_from(tokens).unwrap_or(i64::MAX));
-        self.level = level.max(self.least);
+        let level = self.level.max(self.least);
+        self.level = level.saturating_sub(i64::try_from(tokens).unwrap_or(i64::MAX));
     }
 }
 
@@ -88,8 +86,9 @@ impl RateLimiter {
         let burst = MINIMUM_BURST.min(Duration::from_millis(u64::from(limit.burst_ms)));
         let bytes = limit.minimum_bytes_per_second.map(|rate| Bucket::new(rate, burst, now));
         let mut bytes = bytes?;
-        // Whoever had more than that while there was enough for all has not forfeited it.
-        bytes.least = -bytes.capacity.saturating_add(LONGEST_PACKET_BYTES);
+        // Whoever had more than that while there was enough for all has not forfeited it. The last packet counts whole: so a promise is
+        // kept on average, whatever packets come to.
+        bytes.least = -bytes.capacity;
         Some(Self { bytes: Some(bytes), packets: None })
     }
 
@@ -197,10 +196,27 @@ mod tests {
         assert!(minimum.is_below(now));
         minimum.charge(cost(0, 1_000_000));
         assert!(!minimum.is_below(now), "ten milliseconds of it were saved up");
-        minimum.charge(cost(0, u64::MAX));
+        (0..1000).for_each(|_| minimum.charge(cost(0, 65_000)));
         assert!(!minimum.is_below(now + Duration::from_millis(10)));
         assert!(minimum.is_below(now + Duration::from_millis(11)));
         assert!(RateLimiter::minimum(&limit(Some(5), Some(5), 9), now).is_none());
+    }
+
+    #[test]
+    fn a_minimum_is_kept_on_average_whatever_packets_come_to() {
+        let start = Instant::now();
+        let promise = RateLimit { minimum_bytes_per_second: Some(1_000_000), ..RateLimit::default() };
+        for bytes in [100, 65_000, 208_856, 3_000_000] {
+            let mut minimum = RateLimiter::minimum(&promise, start).expect("a promise");
+            let mut had = 0;
+            for ms in 0..10_000 {
+                while minimum.is_below(start + Duration::from_millis(ms)) {
+                    minimum.charge(cost(1, bytes));
+                    had += bytes;
+                }
+            }
+            assert!((9_900_000..=10_020_000 + bytes).contains(&had), "{had} in packets of {bytes}");
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! It comes from a guest and ends in the host's kernel, in a NIC or in another guest, so every field is checked
 //! against the frame it stands before.
 
+use crate::finish::HEADERS_BYTES_MAX;
 use crate::offloads::Offloads;
 use virtio_bindings::virtio_net as bits;
 
@@ -235,6 +236,8 @@ impl VnetHeader {
         let consistent = self.needs_checksum()
             && self.checksum_offset == checksum_offset
             && headers_end <= frame_bytes
+            // They are in front of each segment: who could say that they are most of the frame would have it count as many times as long.
+            && headers_end as usize <= HEADERS_BYTES_MAX
             && self.gso_bytes != 0
             && self.gso_bytes <= mtu
             && self.segments(frame_bytes) <= SEGMENTS_MAX;
@@ -308,10 +311,15 @@ mod tests {
             VnetHeader { gso_bytes: 1501, ..tso4() },
             VnetHeader { flags: 0, ..tso4() },
             VnetHeader { checksum_offset: 6, ..tso4() },
+            VnetHeader { checksum_start: 237, header_bytes: 257, ..tso4() },
+            // A thousand segments of almost nothing, each with almost all of it as its headers.
+            VnetHeader { checksum_start: 59_000, gso_bytes: 1, ..tso4() },
         ] {
             assert_eq!(broken.check(60000, 1500, Offloads::ALL), Err(HeaderFault::BadSegmentation));
         }
         assert_eq!(tso4().check(53, 1500, Offloads::ALL), Err(HeaderFault::BadSegmentation));
+        let longest = VnetHeader { checksum_start: 236, header_bytes: 256, ..tso4() };
+        assert_eq!(longest.check(60000, 1500, Offloads::ALL), Ok(longest));
         let fragmented = VnetHeader { gso_type: 3, ..tso4() };
         assert_eq!(fragmented.check(60000, 1500, Offloads::ALL), Err(HeaderFault::NotNegotiated));
         let datagrams = VnetHeader { gso_type: 5, ..tso4() };
