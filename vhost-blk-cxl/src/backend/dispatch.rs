@@ -20,6 +20,15 @@ use crate::ssd::Command;
 /// Requests of a device that begin before what it has finished is looked at.
 const BUDGET: usize = 256;
 
+/// Which of a volume's requests it is the turn of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    /// It has had less than it is sure to get: the guest's. What is copied for it pays for nothing, and would never make up for that.
+    Minimum,
+    /// Any.
+    Usual,
+}
+
 /// What became of a volume's first request.
 enum Attempt {
     /// It began, or was answered; that costs so much.
@@ -59,7 +68,10 @@ impl<M: Memory> BackendTask<M> {
                 let below = |task: &Self| {
                     task.volumes.get(&id).is_some_and(|volume| volume.throttle.is_below_minimum(now_ns))
                 };
-                while below(self) && matches!(self.attempt(id, room, now_ns), Attempt::Done(_)) {
+                while begun < BUDGET
+                    && below(self)
+                    && matches!(self.attempt(id, Turn::Minimum, room, now_ns), Attempt::Done(_))
+                {
                     begun += 1;
                 }
             }
@@ -67,7 +79,7 @@ impl<M: Memory> BackendTask<M> {
         while begun < BUDGET
             && let Some(id) = turns.current()
         {
-            match self.attempt(id, room, now_ns) {
+            match self.attempt(id, Turn::Usual, room, now_ns) {
                 Attempt::Done(cost) => {
                     turns.pay(cost);
                     begun += 1;
@@ -87,7 +99,7 @@ impl<M: Memory> BackendTask<M> {
     }
 
     /// Tries to begin a request of a volume.
-    fn attempt(&mut self, id: PlaceId, room: &mut Room, now_ns: u64) -> Attempt {
+    fn attempt(&mut self, id: PlaceId, turn: Turn, room: &mut Room, now_ns: u64) -> Attempt {
         let Some(volume) = self.volumes.get_mut(&id) else { return Attempt::Nothing };
         if volume.held.is_empty() {
             return Attempt::Nothing;
@@ -101,9 +113,14 @@ impl<M: Memory> BackendTask<M> {
         if let Some(until) = until {
             self.due_ns = Some(self.due_ns.map_or(until, |due| due.min(until)));
         }
-        let Some(request) = volume.held.choose(until.is_some()).map(|held| held.request) else {
-            return Attempt::Waits;
+        let chosen = match turn {
+            Turn::Usual => volume.held.choose(until.is_some()),
+            Turn::Minimum if until.is_some() => None,
+            Turn::Minimum => volume.held.choose_guests(),
         };
+        let Some(request) = chosen.map(|held| held.request) else { return Attempt::Waits };
+        let writes_zeroes = || self.devices[volume.device].ssd.writes_zeroes();
+        let moved = if is_limited && !request.is_free() { moved_bytes(&request, writes_zeroes) } else { 0 };
         let attempt = self.begin(id, room);
         if matches!(attempt, Attempt::Done(_))
             && let Some(volume) = self.volumes.get_mut(&id)
@@ -114,7 +131,7 @@ impl<M: Memory> BackendTask<M> {
             if !request.is_free() {
                 volume.throttled = false;
                 if is_limited {
-                    volume.throttle.take(moved_bytes(&request), now_ns);
+                    volume.throttle.take(moved, now_ns);
                 }
             }
             if let Some(channel) = self.channels.get_mut(&volume.object.channel) {
@@ -129,7 +146,7 @@ impl<M: Memory> BackendTask<M> {
         let Some(volume) = self.volumes.get_mut(&id) else { return Attempt::Nothing };
         let Some(Held { request, list }) = volume.held.first() else { return Attempt::Nothing };
         let request = *request;
-        let done = Attempt::Done(cost(&request));
+        let done = Attempt::Done(cost(&request, || self.devices[volume.device].ssd.writes_zeroes()));
         let on = volume.object.channel;
         let Some(channel) = self.channels.get_mut(&on) else { return done };
         let device = &mut self.devices[volume.device];

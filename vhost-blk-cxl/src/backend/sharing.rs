@@ -16,11 +16,11 @@ const SHARED_REQUESTS: u32 = 1024;
 /// What a discard counts for at most, however long: the file system or the drive notes that a range is free.
 const DISCARD_BYTES: u64 = 64 << 10;
 
-/// What a request keeps its device busy with, in bytes: what a volume's rates count. Zeros are written where the device cannot do
-/// them otherwise, and nobody knows before.
-pub(super) fn moved_bytes(request: &Request) -> u64 {
+/// What a request keeps its device busy with, in bytes: what a volume's rates count. Zeros may be written, and nobody knows before; those
+/// of a discard are not, unless its device is known to write them.
+pub(super) fn moved_bytes(request: &Request, writes_zeroes: impl FnOnce() -> bool) -> u64 {
     match request.operation {
-        Operation::WriteZeroes if request.charge == Charge::AsDiscard => {
+        Operation::WriteZeroes if request.charge == Charge::AsDiscard && !writes_zeroes() => {
             request.length_bytes.min(DISCARD_BYTES)
         }
         Operation::Read | Operation::Write | Operation::WriteZeroes => request.length_bytes,
@@ -30,8 +30,8 @@ pub(super) fn moved_bytes(request: &Request) -> u64 {
 }
 
 /// What a request costs the volume whose turn it is, in bytes.
-pub(super) fn cost(request: &Request) -> u64 {
-    REQUEST_BYTES + moved_bytes(request)
+pub(super) fn cost(request: &Request, writes_zeroes: impl FnOnce() -> bool) -> u64 {
+    REQUEST_BYTES + moved_bytes(request, writes_zeroes)
 }
 
 /// The volumes that want a device, and what it may be given.

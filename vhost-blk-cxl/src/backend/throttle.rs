@@ -10,6 +10,8 @@ const SECOND_NS: u64 = 1_000_000_000;
 const MINIMUM_COST_BYTES: u64 = 4096;
 /// How much longer than before a lower rate makes wait for what began earlier, at most.
 const LONGER_NS_MAX: u64 = SECOND_NS;
+/// How far beyond a minimum somebody may have come who has not forfeited it.
+const BEYOND_MINIMUM_NS: u64 = SECOND_NS / 100;
 
 /// One rate.
 #[derive(Debug, Clone, Copy)]
@@ -45,6 +47,13 @@ impl Rate {
         let cost = u128::from(amount) * u128::from(SECOND_NS) / u128::from(self.per_second.max(1));
         let cost = u64::try_from(cost).unwrap_or(u64::MAX);
         self.due_ns = self.due_ns.max(now_ns).saturating_add(cost);
+    }
+
+    /// The same of a minimum: whoever had more while there was enough for all is sure of it all the same, as soon as the last request
+    /// is paid for.
+    fn take_sure(&mut self, amount: u64, now_ns: u64) {
+        self.due_ns = self.due_ns.min(now_ns.saturating_add(BEYOND_MINIMUM_NS));
+        self.take(amount, now_ns);
     }
 }
 
@@ -111,15 +120,18 @@ impl Throttle {
 
     /// A request began.
     pub(super) fn take(&mut self, bytes: u64, now_ns: u64) {
-        for rate in self.requests.iter_mut().chain(&mut self.minimum_requests) {
+        if let Some(rate) = &mut self.requests {
             rate.take(1, now_ns);
+        }
+        if let Some(rate) = &mut self.minimum_requests {
+            rate.take_sure(1, now_ns);
         }
         if let Some(rate) = &mut self.bytes {
             rate.take(bytes, now_ns);
         }
         if let Some(rate) = &mut self.minimum_bytes {
             // Who only flushes would come before others for ever.
-            rate.take(bytes.max(MINIMUM_COST_BYTES), now_ns);
+            rate.take_sure(bytes.max(MINIMUM_COST_BYTES), now_ns);
         }
     }
 }
@@ -190,6 +202,28 @@ mod tests {
         let mut throttle = Throttle::new(Qos { minimum_iops: Some(1), ..qos });
         throttle.take(512, 0);
         assert!(throttle.is_below_minimum(SECOND_NS / 100));
+    }
+
+    #[test]
+    fn a_minimum_is_not_forfeited_by_having_had_more() {
+        let qos = Qos { minimum_iops: Some(1000), minimum_bytes_per_second: Some(1 << 20), ..Qos::default() };
+        let mut throttle = Throttle::new(qos);
+        for request in 0..100_000 {
+            throttle.take(4096, request * 10_000);
+        }
+        assert!(!throttle.is_below_minimum(SECOND_NS));
+        assert!(throttle.is_below_minimum(SECOND_NS + 2 * BEYOND_MINIMUM_NS));
+        throttle.set(Qos { iops: Some(5000), ..qos }, SECOND_NS);
+        assert!(throttle.is_below_minimum(SECOND_NS + 2 * BEYOND_MINIMUM_NS));
+        // It is kept on average.
+        let mut begun = 0;
+        for now in (0..10 * SECOND_NS).step_by(1_000_000) {
+            while throttle.is_below_minimum(2 * SECOND_NS + now) {
+                throttle.take(0, 2 * SECOND_NS + now);
+                begun += 1;
+            }
+        }
+        assert!((9_990..=10_001).contains(&begun), "{begun}");
     }
 
     #[test]

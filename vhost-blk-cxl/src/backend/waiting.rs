@@ -43,6 +43,12 @@ impl Waiting {
         if self.next_is_free || guest_may { self.first() } else { None }
     }
 
+    /// Decides that the guest's is next, if there is any.
+    pub(super) fn choose_guests(&mut self) -> Option<&Held> {
+        self.next_is_free = false;
+        self.first()
+    }
+
     fn next(&mut self) -> &mut VecDeque<Held> {
         if self.next_is_free { &mut self.free } else { &mut self.of_guest }
     }
@@ -115,6 +121,11 @@ mod tests {
         };
         fill(&mut waiting);
         assert_eq!(order(&mut waiting, false), [10, 0, 11, 1, 2, 3]);
+        fill(&mut waiting);
+        assert_eq!(waiting.choose_guests().map(|held| held.request.tag.get()), Some(0));
+        assert!(waiting.take().is_some());
+        assert_eq!(order(&mut waiting, false), [10, 1, 11, 2, 3], "after that a copy");
+        assert!(waiting.choose_guests().is_none());
         fill(&mut waiting);
         assert_eq!(order(&mut waiting, true), [10, 11]);
         assert!(order(&mut waiting, true).is_empty());

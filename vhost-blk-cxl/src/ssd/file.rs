@@ -78,6 +78,8 @@ pub struct FileSsd {
     /// Ended without the kernel.
     ended: VecDeque<Finished>,
     failure: Option<String>,
+    /// It has turned out that it cannot make holes of zeros.
+    writes_zeroes: bool,
     /// Where it is noted for whoever opens the device next that it lost writes.
     losses: Option<PathBuf>,
 }
@@ -134,6 +136,7 @@ impl FileSsd {
             depth,
             ended: VecDeque::with_capacity(DEPTH as usize),
             failure: None,
+            writes_zeroes: false,
             losses: None,
         })
     }
@@ -199,6 +202,9 @@ impl FileSsd {
         };
         match next {
             Next::Step(stage) => {
+                // It is not what somebody else keeps it from for now.
+                let is_unable = stage == Stage::Zero && result == -libc::EOPNOTSUPP;
+                self.writes_zeroes |= is_unable && slot.stage == Stage::Punch;
                 slot.stage = stage;
                 self.begin(slot);
                 None
@@ -250,6 +256,10 @@ impl Ssd for FileSsd {
 
     fn geometry(&self) -> Geometry {
         self.geometry
+    }
+
+    fn writes_zeroes(&self) -> bool {
+        self.writes_zeroes
     }
 
     fn discard_granularity_bytes(&self) -> Option<u32> {

@@ -140,6 +140,11 @@ pub trait Ssd: Send {
         false
     }
 
+    /// Whether zeros that may be unmapped are known to be written here, as data is.
+    fn writes_zeroes(&self) -> bool {
+        false
+    }
+
     /// Of the disk of another program: what its first so many bytes hold, or all of it if it is smaller, and memory through which the
     /// program can be told to write. To be asked before it is given anything else to do. None of other devices.
     fn read_beginning(&mut self, _bytes: u64) -> Option<io::Result<(Vec<u8>, Arc<Scratch>)>> {

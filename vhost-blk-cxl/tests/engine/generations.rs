@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use cxl_pool::simulated::SimulatedMemory;
-use cxl_pool::{LineOffset, Memory};
+use cxl_pool::{Area, LineOffset, Memory};
 use pod_protocol::data_channel::{BLK_WORDS, DataChannel};
 use pod_protocol::endpoint::{Handler, Reporter};
 use pod_protocol::ids::{ChannelId, LeaseGeneration, PlaceId, PlaceNumber, VolumeId};
@@ -21,14 +21,14 @@ use crate::pod::*;
 const BYTES: usize = 4096;
 
 /// A frontend's end of the channel that does what the test says.
-struct Sleeper {
+pub(crate) struct Sleeper {
     memory: SimulatedMemory,
     channel: DataChannel<SimulatedMemory, BLK_WORDS>,
     tags: u32,
 }
 
 impl Sleeper {
-    fn new(pod: &Pod<SimulatedMemory>) -> Self {
+    pub(crate) fn new(pod: &Pod<SimulatedMemory>) -> Self {
         let mut channel =
             DataChannel::open(&pod.frontend_memory, &pod.channel_at_frontend(), &pod.run).unwrap();
         eventually(|| channel.ready());
@@ -54,26 +54,43 @@ impl Sleeper {
         place: PlaceNumber,
         (generation, operation, seed): (LeaseGeneration, Operation, u64),
     ) {
+        let holder = Holder { lease: pod.volume.lease, place, generation };
+        let request = self.request(holder, (operation, Charge::Whole), pod.data);
+        self.memory.write(request.data_start(), &pattern(seed, BYTES));
+        self.memory.flush(request.data_start(), BYTES as u64);
+        self.memory.store_fence();
+        self.send_all([request]);
+    }
+
+    /// The next request, for the volume's first bytes, with a buffer of its own in this area.
+    pub(crate) fn request(
+        &mut self,
+        holder: Holder,
+        (operation, charge): (Operation, Charge),
+        area: Area,
+    ) -> Request {
         self.tags += 1;
-        let request = Request {
-            holder: Holder { lease: pod.volume.lease, place, generation },
+        Request {
+            holder,
             tag: Tag::new(self.tags),
             operation,
             force_unit_access: false,
             may_unmap: false,
             intent_log: false,
             marked: false,
-            charge: Charge::Whole,
+            charge,
             offset_bytes: 0,
             length_bytes: if operation == Operation::Flush { 0 } else { BYTES as u64 },
-            // Each has a buffer of its own.
-            data: LineOffset::new(pod.data.start.get() + u64::from(self.tags) * (BYTES / 64) as u64),
+            data: LineOffset::new(area.start.get() + u64::from(self.tags) * (BYTES / 64) as u64),
             segments: 0,
-        };
-        self.memory.write(request.data_start(), &pattern(seed, BYTES));
-        self.memory.flush(request.data_start(), BYTES as u64);
-        self.memory.store_fence();
-        self.channel.send(request.encode()).unwrap();
+        }
+    }
+
+    /// Sends requests such that the backend sees all of them at once.
+    pub(crate) fn send_all(&mut self, requests: impl IntoIterator<Item = Request>) {
+        for request in requests {
+            self.channel.send(request.encode()).unwrap();
+        }
         self.channel.publish();
     }
 

@@ -69,6 +69,19 @@ fn a_discard_of_a_mirrored_volume_counts_as_a_discard() {
 }
 
 #[test]
+fn a_discard_of_a_mirrored_volume_counts_whole_where_zeroes_are_written() {
+    let (mut pod, mut driver) = pod(54);
+    pod.controls[0].write_zeroes();
+    pod.set_qos(at_most(64 << 10));
+    assert_eq!(driver.range_request(T_DISCARD, 0, 8 * MIB, 0), OK);
+    driver.write(driver.place(0).data, &pattern(1, 4096));
+    let write = driver.offer(0, 0, T_OUT, 8, 4096);
+    assert!(driver.guest.wait_used(0, QUIET).is_none(), "it has had more than its share");
+    pod.set_qos(Qos::default());
+    assert_eq!(driver.answer(0, 0, write), (OK, 1));
+}
+
+#[test]
 fn copies_neither_count_for_the_volumes_rates_nor_wait_for_them() {
     let mut pod = MirrorPod::started(53, 2);
     let mut driver = pod.driver();

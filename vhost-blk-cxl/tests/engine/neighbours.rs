@@ -4,11 +4,13 @@ use std::sync::Arc;
 
 use cxl_pool::{Area, CreateOptions, HardwareMemory, LineOffset, Memory, Pool};
 use pod_protocol::endpoint::Handler;
-use pod_protocol::ids::{LeaseId, VolumeId};
+use pod_protocol::ids::{LeaseId, PlaceNumber, VolumeId};
 use pod_protocol::objects::{DiskObject, Object, Priority, Qos, VolumeObject};
 use vhost_blk_cxl::backend::QUEUE_DEPTH;
+use vhost_blk_cxl::message::{Charge, Holder, Operation};
 use vhost_blk_cxl::ssd::Ssd;
 
+use crate::generations::Sleeper;
 use crate::pod::ram::{Control, RamSsd};
 use crate::pod::*;
 
@@ -282,6 +284,32 @@ fn a_device_that_cannot_do_it_all_is_shared_by_priorities() {
     let both = &log[1..37];
     let of_first = both.iter().filter(|command| command.offset_bytes >= VOLUME_START).count();
     assert!((25..=29).contains(&of_first), "{of_first} of {}", both.len());
+}
+
+/// They pay for nothing, so a volume that is sure of a minimum would be below it for as long as there are any.
+#[test]
+fn what_is_copied_for_a_volume_does_not_come_first_because_of_its_minimum() {
+    const EACH: usize = 20;
+    let (mut pod, ssd, control) = crate::pod::ram::idle_pod(68);
+    pod.start_backend(ssd);
+    pod.next_channel();
+    pod.apply_channel_at_backend().unwrap();
+    pod.volume.qos = Qos { minimum_iops: Some(1000), ..Qos::default() };
+    pod.apply_volume();
+    let (_, other) = second(&pod, "ssd0");
+    pod.backend.as_mut().unwrap().apply(Object::Volume(other.clone())).unwrap();
+    let mut sleeper = Sleeper::new(&pod);
+    let mut all = Vec::new();
+    for (volume, charge) in [(&pod.volume, Charge::Nothing), (&other, Charge::Whole)] {
+        let place = PlaceNumber::FIRST;
+        let holder = Holder { lease: volume.lease, place, generation: volume.generation };
+        all.extend((0..EACH).map(|_| sleeper.request(holder, (Operation::Read, charge), volume.data_area)));
+    }
+    sleeper.send_all(all);
+    eventually(|| control.log().len() == 2 * EACH);
+    let first_ones = &control.log()[..EACH];
+    let of_other = first_ones.iter().filter(|command| command.offset_bytes < VOLUME_START).count();
+    assert!((EACH / 2 - 2..=EACH / 2 + 2).contains(&of_other), "{of_other} of {EACH}");
 }
 
 #[test]

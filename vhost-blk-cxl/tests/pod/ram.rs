@@ -19,6 +19,7 @@ pub struct Control {
     state: Mutex<State>,
     event: OwnedFd,
     broken: AtomicBool,
+    writes_zeroes: AtomicBool,
     verifier: AtomicU64,
 }
 
@@ -96,6 +97,7 @@ impl Control {
             state: Mutex::new(state),
             event,
             broken: AtomicBool::new(false),
+            writes_zeroes: AtomicBool::new(false),
             verifier: AtomicU64::new(0),
         })
     }
@@ -123,6 +125,11 @@ impl Control {
     pub fn break_down(&self) {
         self.broken.store(true, Ordering::Relaxed);
         self.ring();
+    }
+
+    /// From now on it says that it writes zeroes as it does data.
+    pub fn write_zeroes(&self) {
+        self.writes_zeroes.store(true, Ordering::Relaxed);
     }
 
     /// It loses its power: what was not flushed is gone, here all of it.
@@ -245,6 +252,10 @@ impl<M: Memory> Ssd for RamSsd<M> {
 
     fn geometry(&self) -> Geometry {
         Geometry { size_bytes: self.control.state.lock().unwrap().bytes.len() as u64, block_bytes: 512 }
+    }
+
+    fn writes_zeroes(&self) -> bool {
+        self.control.writes_zeroes.load(Ordering::Relaxed)
     }
 
     fn submit(&mut self, command: Command) -> Result<(), Full> {

@@ -70,6 +70,16 @@ fn working_on(slot: Slot) -> (FileSsd, tempfile::TempDir) {
     (ssd, directory)
 }
 
+#[test]
+fn a_device_that_cannot_make_holes_of_zeros_says_so_from_then_on() {
+    for (result, writes) in [(-libc::EBUSY, false), (-libc::EOPNOTSUPP, true)] {
+        let (mut ssd, _directory) = working_on(slot(Operation::WriteZeroes, Stage::Punch, false));
+        assert!(!ssd.writes_zeroes());
+        assert_eq!(ssd.ended(0, result), None, "it is done otherwise");
+        assert_eq!(ssd.writes_zeroes(), writes);
+    }
+}
+
 const FAILED: Finished = Finished { id: CommandId(0), outcome: Outcome::Failed };
 
 #[test]

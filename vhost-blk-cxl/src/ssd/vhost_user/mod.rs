@@ -304,6 +304,10 @@ impl Ssd for VhostUserSsd {
         self.disk.geometry
     }
 
+    fn writes_zeroes(&self) -> bool {
+        self.requests.writes_zeroes()
+    }
+
     fn discard_granularity_bytes(&self) -> Option<u32> {
         self.requests.discard_granularity_bytes()
     }

@@ -110,6 +110,11 @@ impl Requests {
         self.abilities.discard_granularity_bytes
     }
 
+    /// Whether zeros are written as data is, since the target cannot make them.
+    pub(super) const fn writes_zeroes(&self) -> bool {
+        self.abilities.zeroes_sectors_max == 0
+    }
+
     pub(super) fn new(abilities: Abilities) -> Self {
         let lists = vec![Vec::new(); DEPTH.into()];
         let free = (0..DEPTH).rev().collect();
@@ -381,6 +386,7 @@ mod tests {
     fn what_the_target_cannot_do_is_done_otherwise() {
         let zeroes = command(Operation::WriteZeroes, 3 * 64 * 1024, false);
         let unable = Abilities { discard_sectors_max: 0, zeroes_sectors_max: 0, ..ABLE };
+        assert!(Requests::new(unable).writes_zeroes() && !Requests::new(ABLE).writes_zeroes());
         let (asked, outcome) = run(unable, zeroes, &[OK, OK, OK]);
         let written: Vec<u64> = asked
             .iter()
