@@ -74,7 +74,7 @@ install: ## put programs, systemd units, libvirt's hook and documentation below 
 	@for program in $(INSTALLED); do \
 	  [ -x $(BUILT)/$$program ] || { echo "install: $(BUILT)/$$program is not there: run make build first" >&2; exit 1; }; \
 	done
-	install -d $(BIN_DIRECTORY) $(LIBRARY_DIRECTORY) $(UNIT_DIRECTORY)/wadi-.service.d $(UNIT_DIRECTORY)/wadi-slice@.service.d $(DOC_DIRECTORY)/examples $(HOOK_DIRECTORY) \
+	install -d $(BIN_DIRECTORY) $(LIBRARY_DIRECTORY) $(UNIT_DIRECTORY)/wadi-.service.d $(UNIT_DIRECTORY)/wadi-slice@.service.d $(DOC_DIRECTORY)/examples $(DOC_DIRECTORY)/decisions $(HOOK_DIRECTORY) \
 	  $(BASH_COMPLETIONS) $(ZSH_COMPLETIONS) $(FISH_COMPLETIONS) $(ROTATION_DIRECTORY) $(CONFIGURATION_DIRECTORY)
 	install -m 755 $(addprefix $(BUILT)/,$(INSTALLED)) $(BIN_DIRECTORY)/
 	install -m 644 $(BUILT)/deps/libvcpu_shim.so $(LIBRARY_DIRECTORY)/
@@ -89,7 +89,8 @@ install: ## put programs, systemd units, libvirt's hook and documentation below 
 	  sed 's,/usr/bin/,$(PREFIX)/bin/,' deploy/libvirt/wadi >$(HOOK_DIRECTORY)/wadi && chmod 755 $(HOOK_DIRECTORY)/wadi; }
 	@# How long logs are kept, somebody may have said already.
 	[ -e $(ROTATION_DIRECTORY)/wadi ] || install -m 644 deploy/logrotate/wadi $(ROTATION_DIRECTORY)/
-	install -m 644 CHANGELOG.md docs/*.md docs/*.svg $(DOC_DIRECTORY)/
+	install -m 644 CHANGELOG.md docs/*.md docs/*.svg docs/openapi.json $(DOC_DIRECTORY)/
+	install -m 644 docs/decisions/*.md $(DOC_DIRECTORY)/decisions/
 	install -m 644 LICENSE $(DOC_DIRECTORY)/copyright
 	install -m 644 deploy/examples/*.toml deploy/prometheus/*.yml deploy/grafana/wadi.json $(DOC_DIRECTORY)/examples/
 

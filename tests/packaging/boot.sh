@@ -20,7 +20,7 @@ if [ "$stage" = outside ]; then
     echo $$ >"$group/cgroup.procs"
     groups+=("$group")
   done
-  # shellcheck disable=SC2329 # the trap does it
+  # shellcheck disable=SC2317,SC2329 # the trap does it
   leave() {
     for group in "${groups[@]}"; do
       echo $$ >"${group%/*}/cgroup.procs"
@@ -109,6 +109,30 @@ for daemon in "${daemons[@]}"; do
   done
 done
 
+step devices
+# Whether what is in a process' control group may open a device.
+may_open() {
+  bash -c '
+    place=/sys/fs/cgroup$(sed -n "s/^0:://p" "/proc/$0/cgroup")
+    echo $$ >"$place/cgroup.procs" && : <"$1"' "$1" "$2" 2>/dev/null
+}
+mknod /dev/some-disk b 7 0
+mknod /dev/some-log c 1 11
+for node in /dev/some-disk /dev/some-log; do
+  may_open $$ "$node" || die "here nobody may open what daemons are to be kept from"
+done
+for daemon in "${daemons[@]}"; do
+  pid=$(property "$daemon" MainPID)
+  may_open "$pid" /dev/null || die "$daemon may not open /dev/null"
+  if may_open "$pid" /dev/some-log; then die "$daemon may read the kernel's log"; fi
+  if [ "$daemon" = wadi-blk-backend ]; then
+    may_open "$pid" /dev/some-disk || die "$daemon may not open a disk"
+  elif may_open "$pid" /dev/some-disk; then
+    die "$daemon may open disks"
+  fi
+done
+may_open "$(property wadi-net-backend MainPID)" /dev/net/tun || die "the NICs' backend may not open TAP devices"
+
 step work
 sent() { cat /sys/class/net/cable/statistics/rx_packets; }
 before=$(sent)
@@ -147,5 +171,7 @@ if journalctl --no-pager --unit='wadi-*' | grep -iE 'not permitted|EPERM|read-on
 fi
 step done
 INSIDE
+# With control groups of the second version only, whatever this machine has: in those of the first one, nobody could keep processes there from devices.
+export SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1
 exec systemd-nspawn --quiet --directory="$root" --boot --register=no --keep-unit --private-network --capability=all --system-call-filter=bpf \
   --bind="$base/shared:/shared" --bind=/dev/net/tun --link-journal=no --console=pipe systemd.unit=booted.target </dev/null
