@@ -1,14 +1,8 @@
-//! Two virtual machines on two hosts that share the fabric by what their vCPUs load and store. How much that is, a directory says that
-//! looks like resctrl: a fake machine adds bytes in proportion to the processor time that the vCPUs got, so that only vCPUs that really
-//! sleep move less.
+//! Two virtual machines on two hosts that share the fabric by what their vCPUs load and store, as a [fake machine](FakeResctrl) counts it.
 
-use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
@@ -17,13 +11,12 @@ use pod_api::{Fabric, Mchannel, MchannelSpec, MchannelVcpus};
 use vmm::VmSpec;
 use vmm::slicing::Kind;
 
+use crate::fake_resctrl::FakeResctrl;
 use crate::pod::{HostPlan, Pod, PodBuilder, PodVm, VmShape};
 use crate::process::Daemon;
 
 /// What the path carries, in bytes/s.
 pub const CAPACITY: u64 = 20_000_000;
-/// What a vCPU moves in a second of processor time.
-pub const BYTES_PER_SECOND: u64 = 40_000_000;
 /// Over how long rates are looked at.
 pub const WINDOW: Duration = Duration::from_secs(4);
 /// How long shares may take until they are as they should be, on a machine that does much else.
@@ -55,7 +48,7 @@ pub struct FairVcpus {
     // Dropped in this order: what uses something goes before it.
     /// The machines.
     pub vms: [PodVm; 2],
-    counts: FakeResctrl,
+    counts: FakeResctrl<2>,
     actuator: Kind,
     /// The pod.
     pub pod: Pod,
@@ -69,7 +62,7 @@ impl FairVcpus {
             .host(HostPlan::new("h2").vms())
             .host(HostPlan::new("h3").nic("nic0").ssd("ssd0", "256M"))
             .start()?;
-        let counts = FakeResctrl::start(&pod)?;
+        let counts = FakeResctrl::start(&pod, VMS.map(|(name, ..)| name))?;
         let guest = Guest::ensure(&mut Silent)?;
         let begin = |(name, host, _): (&str, &str, u32)| {
             let disk = format!("{name}-disk");
@@ -156,12 +149,12 @@ impl FairVcpus {
 
     /// What its vCPUs have loaded and stored, in bytes.
     pub fn bytes(&self, place: usize) -> u64 {
-        self.counts.bytes[place].load(Ordering::Acquire)
+        self.counts.bytes(place)
     }
 
     /// Those of its threads that are counted.
     pub fn counted_threads(&self, place: usize) -> Vec<u32> {
-        threads(&self.counts.groups[place])
+        self.counts.threads(place)
     }
 
     /// Where its loads and stores are counted.
@@ -193,86 +186,4 @@ impl FairVcpus {
             }
         }
     }
-}
-
-/// Counts what the threads in its monitoring groups load and store, as the kernel would.
-#[derive(Debug)]
-struct FakeResctrl {
-    directory: PathBuf,
-    groups: [PathBuf; 2],
-    bytes: [Arc<AtomicU64>; 2],
-    over: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl FakeResctrl {
-    fn start(pod: &Pod) -> Result<Self> {
-        // In memory, as the kernel's is: what keeps a disk busy must not keep a count waiting.
-        let directory = pod.pool_path().with_file_name("resctrl");
-        fs::create_dir_all(directory.join("info/L3_MON"))?;
-        fs::write(directory.join("info/L3_MON/mon_features"), "mbm_total_bytes\n")?;
-        let groups = VMS.map(|(name, ..)| directory.join("mon_groups").join(format!("wadi-{name}")));
-        for group in &groups {
-            // The kernel would make them along with the group. Here they are as if an agent that was killed had left them.
-            fs::create_dir_all(group.join("mon_data/mon_L3_00"))?;
-            fs::write(group.join("tasks"), "")?;
-            write_count(group, 0);
-        }
-        let (bytes, over) = ([0, 1].map(|_| Arc::new(AtomicU64::new(0))), Arc::new(AtomicBool::new(false)));
-        let (counts, watched, end) = (bytes.clone(), groups.clone(), Arc::clone(&over));
-        let thread = thread::spawn(move || {
-            let mut ran = [const { BTreeMap::new() }; 2];
-            while !end.load(Ordering::Acquire) {
-                for ((group, count), ran) in watched.iter().zip(&counts).zip(&mut ran) {
-                    let more = grown_ns(group, ran) * (BYTES_PER_SECOND / 1_000_000) / 1000;
-                    write_count(group, count.fetch_add(more, Ordering::AcqRel) + more);
-                }
-                thread::sleep(Duration::from_millis(1));
-            }
-        });
-        Ok(Self { directory, groups, bytes, over, thread: Some(thread) })
-    }
-
-    fn path(&self) -> &Path {
-        &self.directory
-    }
-}
-
-impl Drop for FakeResctrl {
-    fn drop(&mut self) {
-        self.over.store(true, Ordering::Release);
-        let ended = self.thread.take().map(JoinHandle::join);
-        assert!(thread::panicking() || matches!(ended, Some(Ok(()))), "the fake machine works");
-    }
-}
-
-/// As a whole or not at all.
-fn write_count(group: &Path, bytes: u64) {
-    let path = group.join("mon_data/mon_L3_00/mbm_total_bytes");
-    let partial = group.join("partial");
-    fs::write(&partial, format!("{bytes}\n")).expect("there is room in memory");
-    fs::rename(partial, path).expect("it is there");
-}
-
-/// The threads of a group. A second agent writes the same ones once more.
-fn threads(group: &Path) -> Vec<u32> {
-    let tasks = fs::read_to_string(group.join("tasks")).unwrap_or_default();
-    let mut threads: Vec<u32> = tasks.lines().filter_map(|thread| thread.parse().ok()).collect();
-    threads.sort_unstable();
-    threads.dedup();
-    threads
-}
-
-/// For how long the threads of a group ran since the last time. What they ran before they were in the group does not count.
-fn grown_ns(group: &Path, ran: &mut BTreeMap<u32, u64>) -> u64 {
-    let look = |thread: u32| {
-        let text = fs::read_to_string(format!("/proc/{thread}/schedstat")).ok()?;
-        Some((thread, text.split_whitespace().next()?.parse::<u64>().ok()?))
-    };
-    let now: BTreeMap<u32, u64> = threads(group).into_iter().filter_map(look).collect();
-    let grown =
-        now.iter().map(|(thread, now)| ran.get(thread).map_or(0, |before| now.saturating_sub(*before)));
-    let grown = grown.sum();
-    *ran = now;
-    grown
 }

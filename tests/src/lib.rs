@@ -11,6 +11,7 @@ pub mod counting_vm;
 pub mod disk_guest;
 pub mod etcd;
 pub mod fair_vcpus;
+pub mod fake_resctrl;
 pub mod files;
 pub mod fio;
 pub mod foreign_disk;

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use vmm::slicing::{Kind, find_shim};
-use wadi_tests::fair_vcpus::{BYTES_PER_SECOND, FairVcpus, HUNGRY, PATIENCE, WINDOW, shares_are};
+use wadi_tests::fair_vcpus::{FairVcpus, HUNGRY, PATIENCE, WINDOW, shares_are};
+use wadi_tests::fake_resctrl::BYTES_PER_SECOND;
 use wadi_tests::monitor::tell;
 use wadi_tests::pod::Role;
 

@@ -1,17 +1,21 @@
 //! A guest whose RAM lies in the pool: what it sends and stores is not copied, and is right, whatever dies meanwhile.
 
 use std::path::Path;
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use guest_images::{Guest, Silent};
-use pod_api::{CreateInstance, NicRequest, RegionState};
+use pod_api::{CreateInstance, Fabric, MchannelSpec, NicRequest, RegionState};
 use vmm::slicing::GuestRam;
 use vmm::{Registry, VmSpec};
+use wadi_tests::fair_vcpus::HUNGRY;
+use wadi_tests::fake_resctrl::{BYTES_PER_SECOND, FakeResctrl};
 use wadi_tests::fio::{self, Job, Pattern};
 use wadi_tests::iperf::{self, Way};
 use wadi_tests::newer_qemu;
 use wadi_tests::pod::{GUEST_ADDRESS, Pod, PodBuilder, PodVm, Role, VmShape};
+use wadi_tests::process::Daemon;
 
 const RAM_BYTES: u64 = 256 << 20;
 const DEADLINE: Duration = Duration::from_mins(1);
@@ -51,6 +55,33 @@ fn works_without_copies(pod: &Pod, vm: &PodVm) {
 fn state_of_ram(pod: &Pod) -> Option<RegionState> {
     let pool = pod.api().pool().unwrap();
     pool.regions.into_iter().find(|region| region.purpose == "ram").map(|region| region.state)
+}
+
+/// What they load and store is counted, and held back, as the manual says: by `vmm slice vm1 --share fair` alone.
+fn its_vcpus_have_a_share(pod: &Pod, vm: &PodVm) {
+    // Less than one vCPU moves.
+    let elements = [("pool".to_owned(), BYTES_PER_SECOND / 4)].into();
+    let fabric = Fabric { window_us: 10_000, sample_us: 400_000, elements, ..Fabric::default() };
+    pod.api().set_fabric(&fabric).unwrap();
+    let spec = MchannelSpec { weight: 1, tenant: "default".to_owned(), path: vec!["pool".to_owned()] };
+    pod.api().set_mchannel("vm1", &spec).unwrap();
+    let shown = || pod.api().mchannel("vm1").unwrap();
+    wait_until("nobody counts its vCPUs, and that is said", || shown().vcpus_uncounted);
+
+    let counts = FakeResctrl::start(pod, ["vm1"]).unwrap();
+    let mut command = Command::new(pod.binary("vmm"));
+    command.args(["slice", "vm1", "--share", "fair", "--wait"]).arg("--resctrl").arg(counts.path());
+    command.arg("--config").arg(pod.config_path("h1")).arg("--directory").arg(pod.directory().join("vm"));
+    let log = pod.directory().join("log/vm1-slice.log");
+    let mut agent = Daemon::start("vmm slice", command, &log).unwrap();
+    wait_until("its vCPUs are counted", || shown().vcpus.is_some_and(|it| it.bytes > 0));
+    assert!(!shown().vcpus_uncounted);
+    let hungry = vm.start(HUNGRY).unwrap();
+    wait_until("they are held back", || shown().vcpus.is_some_and(|it| it.slept_ms > 0));
+    hungry.signal("KILL").unwrap();
+    agent.check().unwrap();
+    assert!(agent.stop().unwrap().success(), "{}", agent.said());
+    pod.api().clear_mchannel("vm1").unwrap();
 }
 
 #[test]
@@ -95,6 +126,7 @@ fn guest_in_the_pool_is_served_without_copies_and_loses_nothing() {
     let all = GuestRam { in_pool: RAM_BYTES, whole: RAM_BYTES };
     assert_eq!(GuestRam::look(&machine, &pod.pool_path()).unwrap(), all);
     assert_eq!((all.require("vm1", &pod.pool_path()).is_ok(), all.warning("vm1")), (true, None));
+    its_vcpus_have_a_share(&pod, &vm);
 
     // The same memory is nobody else's while QEMU lives.
     let elsewhere = VmSpec { directory: pod.directory().join("vm-again"), ..spec.clone() };
