@@ -32,7 +32,7 @@ pub(crate) fn pod(lines: &str) -> (Pod, String) {
 
 pub(crate) fn click(browser: &mut Browser, what: &str) {
     browser.run(&format!(
-        "{{ const it = {what}; it.dispatchEvent(new MouseEvent('click', {{bubbles: true}})); }}"
+        "{{ const it = {what}; it.dispatchEvent(new MouseEvent('click', {{bubbles: true, cancelable: true}})); }}"
     ));
 }
 
@@ -84,6 +84,13 @@ fn the_pod_is_shown_changed_and_followed() {
         "document.querySelector('#timeline li[data-kind=migrated]') !== null",
         "the move in the timeline",
     );
+    // From there to what it is about, from wherever one is.
+    click(&mut browser, "document.querySelector('[data-key=\"host h3\"]')");
+    browser.wait("location.hash === '#host/h3'", "another choice");
+    for _ in 0..2 {
+        click(&mut browser, "document.querySelector('#timeline li[data-kind=migrated] a')");
+        browser.wait("location.hash === '#instance/vm1'", "the instance that moved");
+    }
 
     click(&mut browser, "document.querySelector('[data-key=\"device h2/nic0\"]')");
     browser.wait(&format!("{} !== undefined", labelled("drain")), "the device's details");

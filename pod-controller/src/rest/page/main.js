@@ -23,6 +23,14 @@ function choose(it) {
   render();
 }
 
+// What an event is about, as long as it is there.
+function subjectOf(name) {
+  const [host] = name.split("/");
+  const there = [["instance", pod.instances, name], ["device", pod.devices, name], ["host", pod.hosts, host]];
+  const found = there.find(([, all, name]) => all.some((it) => it.name === name));
+  return found ? { kind: found[0], name: found[2] } : null;
+}
+
 function chosenByAddress() {
   const [kind, ...name] = decodeURIComponent(location.hash.slice(1)).split("/");
   chosen = ["host", "device", "instance"].includes(kind) && name.length > 0 ? { kind, name: name.join("/") } : null;
@@ -114,6 +122,13 @@ async function begin() {
   chosenByAddress();
   addEventListener("hashchange", () => { chosenByAddress(); render(); });
   filter.addEventListener("change", () => redraw(timeline, filter.value));
+  timeline.addEventListener("click", (event) => {
+    const name = event.target.dataset.subject;
+    if (name === undefined) return;
+    event.preventDefault();
+    const it = subjectOf(name);
+    if (it && (it.kind !== chosen?.kind || it.name !== chosen?.name)) choose(it);
+  });
   document.getElementById("forget").addEventListener("click", () => { forgetToken(); location.reload(); });
   onChange(lookSoon);
   lookSoon(0);

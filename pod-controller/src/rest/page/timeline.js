@@ -8,9 +8,12 @@ const TROUBLES = new Set([
   "endpoint-silent", "endpoint-fenced", "endpoint-gone", "join-refused", "link-down", "link-held", "device-failed", "device-gone", "device-refused", "disk-failed",
   "failover", "degraded", "replica-dropped", "command-failed", "pool-full", "memory-failed", "overloaded",
 ]);
+// Of each sort, so that much of one does not push out the other.
 const KEPT = 500;
 
 const events = [];
+
+const sort = ({ kind }) => `${MOVES.has(kind)} ${TROUBLES.has(kind)}`;
 
 const shown = (event, filter) =>
   filter === "all" || (filter === "moves" ? MOVES : TROUBLES).has(event.kind);
@@ -25,7 +28,11 @@ function item(event) {
   when.textContent = date.toLocaleTimeString();
   when.title = date.toLocaleString();
   const what = document.createElement("b");
-  what.textContent = ` ${event.kind} ${event.subject}`;
+  const subject = document.createElement("a");
+  subject.href = "#";
+  subject.dataset.subject = event.subject;
+  subject.textContent = event.subject;
+  what.append(` ${event.kind} `, subject);
   const words = document.createElement("div");
   words.textContent = event.message;
   it.dataset.kind = event.kind;
@@ -35,7 +42,8 @@ function item(event) {
 
 export function add(list, filter, event) {
   events.unshift(event);
-  events.length = Math.min(events.length, KEPT);
+  const alike = events.filter((other) => sort(other) === sort(event));
+  if (alike.length > KEPT) events.splice(events.lastIndexOf(alike.at(-1)), 1);
   if (!shown(event, filter)) return;
   list.prepend(item(event));
   while (list.children.length > KEPT) list.lastElementChild.remove();

@@ -68,6 +68,13 @@ fn events_are_gone_when_they_are_and_conditions_say_what_is_missing() {
     let seen = client.events(0).expect("a list").events.last().expect("some").sequence;
     pod.raw_until(&request("GET", path, "", ""), &format!("id: {seen}\n"));
 
+    // It is what browsers ask for when they go on, and says which event comes next.
+    let ended = "event: drain-ended";
+    let path = "/v1/events/stream?after=0";
+    let streamed = pod.raw_until(&request("GET", path, &format!("last-event-id: {last}\r\n"), ""), ended);
+    let told: Vec<_> = streamed.lines().filter(|line| line.starts_with("event: ")).collect();
+    assert_eq!(told, [ended], "not what came before, whatever the address says: {streamed}");
+
     // As after very many events: what was before the last one is not kept.
     pod.stop_controller();
     {
