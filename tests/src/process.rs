@@ -24,6 +24,8 @@ const TICKS_PER_SECOND: f64 = 100.0;
 
 /// How long a program may take to end in good order.
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
+/// How long the kernel may take to clear away one that was killed. Of what it does for it by then, some waits for disks or for a turn.
+const GONE_DEADLINE: Duration = Duration::from_mins(1);
 
 /// A program that runs until it is told otherwise; dropping it ends it.
 #[derive(Debug)]
@@ -95,7 +97,7 @@ impl Daemon {
     /// Kills it as `kill -9` does and waits until it is gone.
     pub fn kill(&mut self) -> Result<()> {
         self.signal(Signal::KILL)?;
-        self.wait(STOP_DEADLINE).map(drop)
+        self.wait(GONE_DEADLINE).map(drop)
     }
 
     /// Has it stand still, as a machine that is paused does; it notices nothing. None of its threads does anything when this returns.
