@@ -97,8 +97,10 @@ impl Protocol {
     /// volume's own for good.
     pub const ENDS_PROMISES: u16 = 1;
     /// The first minor in which controllers look at more before they decide: whether a volume grows over what has yet to be wiped or
-    /// adopted, an instance gets two devices of one name, a volume is to lie on an SSD that does not work, moves in order keep NICs apart, a
-    /// backup carries frames of the guest's length, what a drain waits for goes on at all, a host that instances come to is to be empty, and a NIC that is to be empty or is not trusted
+    /// adopted, or was adopted under another number, an instance gets two devices of one name, a volume is to lie on an SSD that does not work,
+    /// moves in order keep NICs apart, one that leaves makes room for another, a
+    /// backup carries frames of the guest's length, what a drain waits for goes on at all, a host that instances come to is to be empty, and a NIC
+    /// that is to be empty or is not trusted
     /// is better than none. All replicas have to decide alike.
     pub const DECIDES_BY_MORE: u16 = 1;
     /// The first minor in which backups are chosen with the command after a failover. Controllers of the one before choose them with it, and

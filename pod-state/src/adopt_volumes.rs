@@ -29,17 +29,23 @@ impl State {
         VolumeTable { volumes }
     }
 
-    /// The volumes of a table that this state knows nothing of. Deleted ones are nobody's loss.
+    /// The volumes of a table that this state knows nothing of. Deleted ones are nobody's loss. One that was adopted has another number
+    /// in a table that was read before its backend could keep that.
     pub(super) fn strangers(&self, device: &DeviceId, table: &VolumeTable) -> Vec<VolumeEntry> {
-        let known = |entry: &VolumeEntry| {
-            self.volumes.get(&entry.id).is_some_and(|volume| {
-                volume.name == entry.name
-                    && volume
-                        .all_places()
-                        .any(|it| it.device == *device && it.start_bytes == entry.start_bytes)
-            })
+        let is_on = |volume: &Volume, entry: &VolumeEntry| {
+            let mut places = volume.all_places();
+            volume.name == entry.name
+                && places.any(|it| it.device == *device && it.start_bytes == entry.start_bytes)
         };
-        table.volumes.iter().filter(|entry| !entry.deleted && !known(entry)).cloned().collect()
+        let is_known =
+            |entry: &&VolumeEntry| self.volumes.get(&entry.id).is_some_and(|volume| is_on(volume, entry));
+        let living = table.volumes.iter().filter(|entry| !entry.deleted);
+        let mut strangers: Vec<VolumeEntry> = living.filter(|entry| !is_known(entry)).cloned().collect();
+        if !strangers.is_empty() && self.decides_by_more() {
+            let near = self.volumes_near(device);
+            strangers.retain(|entry| !near.iter().any(|volume| is_on(volume, entry)));
+        }
+        strangers
     }
 
     /// Takes over the volumes that were found on an SSD: of a controller whose state is lost, for example.
@@ -239,6 +245,34 @@ mod tests {
         let table = kept(&new).unwrap();
         joined(&mut new, 2, table);
         assert_eq!(kept(&new).unwrap().volumes.len(), 2);
+    }
+
+    #[test]
+    fn a_backend_that_ends_before_it_keeps_what_was_adopted_shows_no_strangers_again() {
+        let mut old = State::new(options(256));
+        joined(&mut old, 1, VolumeTable::default());
+        create(&mut old, "a").unwrap();
+        create(&mut old, "b").unwrap();
+        let table = kept(&old).unwrap();
+        let mut new = State::new(options(256));
+        new.options.protocol_minor = Protocol::DECIDES_BY_MORE;
+        // Its numbers are others'.
+        new.last.volume = 1;
+        joined(&mut new, 1, table.clone());
+        new.apply(&Command::AdoptVolumes { device: device() }).unwrap();
+        let adopted = kept(&new);
+        joined(&mut new, 2, table.clone());
+        assert_eq!(kept(&new), adopted, "it is told once more what to keep");
+        create(&mut new, "c").unwrap();
+        // Nor does one that was deleted meanwhile, and is wiped then.
+        new.apply(&Command::DeleteVolume { name: "a".to_owned() }).unwrap();
+        joined(&mut new, 3, table.clone());
+        assert!(kept(&new).unwrap().volumes[0].deleted);
+        // Another one of that name elsewhere is none that is known.
+        let mut moved = table;
+        moved.volumes[1].start_bytes += 16 * MIB;
+        joined(&mut new, 4, moved);
+        assert_eq!(kept(&new), None);
     }
 
     #[test]

@@ -106,20 +106,39 @@ impl State {
 
     /// Moves the leases on drained NICs. What has nowhere to go stays, and leaves as soon as it can.
     pub(super) fn nics_leave(&mut self, effects: &mut Vec<Effect>) {
-        let mut leaving: BTreeSet<LeaseId> =
-            self.touched().filter(|lease| self.is_to_leave(lease)).map(|lease| lease.id).collect();
-        // Who found nothing before may find something where there is more room than there was.
-        let waiting = self.found().filter(|it| it.work.has_other_nics || it.work.has_less_load);
-        let waiting = waiting.into_iter().flat_map(|it| &it.leaving).filter_map(|id| self.leases.get(id));
-        leaving.extend(waiting.filter(|lease| self.is_to_leave(lease)).map(|lease| lease.id));
+        let leaving = self.leaving_nics(self.work().any(|work| work.has_other_nics));
+        if self.decides_by_more() {
+            // Whatever leaves room from here on may be a way out.
+            self.note_less_load(false);
+        }
         for id in self.highest_first(leaving) {
             // Looked for one by one, since each that has moved is a load where it is now.
-            let to = self.leases.get(&id).and_then(|lease| self.place_move(&self.loads_now(), lease, true));
-            if let Some(to) = to {
+            if let Some(to) = self.way_out(id) {
                 self.move_lease(id, &to, EventKind::Drained, effects);
                 self.follow();
             }
         }
+    }
+
+    /// Whether a lease that found no way out of its drained NIC has one by now: another one that left was in its way, or left room for it.
+    pub(super) fn has_way_out(&self) -> bool {
+        self.decides_by_more()
+            && self.work().any(|work| work.has_less_load)
+            && self.leaving_nics(false).into_iter().any(|id| self.way_out(id).is_some())
+    }
+
+    /// The leases that are to leave their NICs and may find somewhere to go: those that were touched, and all others if there are other
+    /// NICs than there were, or NICs with more room.
+    fn leaving_nics(&self, has_other_nics: bool) -> BTreeSet<LeaseId> {
+        let waiting = self.found().filter(|it| has_other_nics || it.work.has_less_load);
+        let waiting = waiting.into_iter().flat_map(|it| &it.leaving).filter_map(|id| self.leases.get(id));
+        let leaving = self.touched().chain(waiting);
+        leaving.filter(|lease| self.is_to_leave(lease)).map(|lease| lease.id).collect()
+    }
+
+    /// Where a lease goes that is to leave its NIC.
+    fn way_out(&self, id: LeaseId) -> Option<DeviceId> {
+        self.place_move(&self.loads_now(), self.leases.get(&id)?, true)
     }
 
     /// Whether a lease is on a NIC that is to be empty, and works so far.

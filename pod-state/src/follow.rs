@@ -246,7 +246,9 @@ impl State {
         let owned = owned.flat_map(|id| self.devices_at(id.host)).map(|(id, _)| id);
         for id in devices.keys().chain(owned) {
             let now = self.devices.get(id).and_then(|device| self.nic_load(id, device));
-            found.work.has_other_nics |= found.loads.refresh(id, now);
+            if found.loads.refresh(id, now) {
+                (found.work.has_other_nics, found.work.has_less_load) = (true, true);
+            }
         }
         for (id, old) in changed(leases) {
             let (old, new) = (old.row(), self.leases.get(id));
@@ -285,6 +287,13 @@ impl State {
                     ssds.note(new);
                 }
             }
+        }
+    }
+
+    /// Notes whether a NIC has more room than it had.
+    pub(super) fn note_less_load(&mut self, has_less_load: bool) {
+        if let Some(found) = self.known.0.as_mut() {
+            found.work.has_less_load = has_less_load;
         }
     }
 

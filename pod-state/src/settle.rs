@@ -84,6 +84,10 @@ impl State {
             self.touch_everything();
             return self.settle(effects);
         }
+        if self.has_way_out() {
+            // Each time one more leaves at least.
+            return self.settle(effects);
+        }
         if let Some(mut found) = self.known.0.take() {
             self.note_stale(&mut found);
             found.work.done();

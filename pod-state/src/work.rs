@@ -27,7 +27,7 @@ pub(super) struct Work {
     pub(super) boards: BTreeSet<EndpointId>,
     /// NICs are there that were not, or are other ones than they were: a lease may find one that found none.
     pub(super) has_other_nics: bool,
-    /// A NIC has more room than it had.
+    /// A NIC may have more room than when leases that are to leave theirs were looked at.
     pub(super) has_less_load: bool,
     /// Leases that were looked at, and of which it may have to be told how they are.
     pub(super) seen: BTreeSet<LeaseId>,

@@ -90,3 +90,53 @@ fn a_drained_nic_is_left_first_by_who_comes_first() {
     must(&mut state, &Command::DeleteInstance { name: "f".to_owned(), force: true });
     assert_eq!(at(&state), [4, 4, 4]);
 }
+
+/// A guest on host 1 with one NIC.
+fn guest_with(name: &str, wish: NicWish) -> Command {
+    create_instance(name, 1, vec![wish], &[])
+}
+
+#[test]
+fn who_was_in_the_way_of_another_that_leaves_is_not_any_more() {
+    let mut state = State::new(options(2048));
+    state.options.protocol_minor = Protocol::DECIDES_BY_MORE;
+    let jumbo = |name| {
+        let mut report = nic(name, true, false);
+        if let DeviceReport::Nic { mtu, .. } = &mut report {
+            *mtu = 9000;
+        }
+        report
+    };
+    let at = [(2, vec![jumbo("nic0")]), (3, vec![nic("nic0", true, false), jumbo("nic1")]), (4, vec![])];
+    for (host, devices) in at.into_iter().chain([(1, vec![])]) {
+        for (role, devices) in [(Role::NetFrontend, Vec::new()), (Role::NetBackend, devices)] {
+            let id = endpoint(host, role);
+            must(&mut state, &Command::Join { endpoint: id, incarnation: 1, join: join(host, devices) });
+        }
+    }
+    // Only h2 and the second NIC of h3 carry what a needs, and b, from which it is to be apart, is at h3.
+    let apart = || Some("web".to_owned());
+    must(&mut state, &guest_with("a", NicWish { mtu: Some(9000), apart: apart(), ..NicWish::default() }));
+    must(&mut state, &guest_with("b", NicWish { apart: apart(), ..NicWish::default() }));
+    must(&mut state, &set("a", 300));
+    let at = |state: &State| {
+        ["a", "b"].map(|name| {
+            let lease = state.instance_named(name).unwrap().nics[0];
+            state.leases[&lease].active_nic().unwrap().clone()
+        })
+    };
+    let nic_of = |host, name: &str| DeviceId { host: HostId::new(host), name: name.into() };
+    let [a, b] = at(&state);
+    assert_eq!((a.host.get(), b.host.get()), (2, 3));
+    // It is not that b would rather go to the other NIC of its host.
+    for name in ["c", "d", "e"] {
+        must(&mut state, &guest_with(name, NicWish { mtu: Some(9000), ..NicWish::default() }));
+    }
+    must(&mut state, &Command::Drain { host: HostId::new(2), device: Some("nic0".to_owned()), on: true });
+    assert_eq!(at(&state), [a, b.clone()]);
+    let joins = join(4, vec![nic("nic0", true, false)]);
+    let joins = Command::Join { endpoint: endpoint(4, Role::NetBackend), incarnation: 2, join: joins };
+    must(&mut state, &joins);
+    must(&mut state, &Command::Drain { host: HostId::new(3), device: Some(b.name.to_string()), on: true });
+    assert_eq!(at(&state), [nic_of(3, "nic1"), nic_of(4, "nic0")]);
+}
