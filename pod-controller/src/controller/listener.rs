@@ -60,8 +60,11 @@ impl World for Listener {
         _: &[(u64, &Command)],
         effects: &[Effect],
         _: &State,
-        _: Option<Meanwhile<'_, u64>>,
+        meanwhile: Option<Meanwhile<'_, u64>>,
     ) -> Result<(), Infallible> {
+        if let Some(meanwhile) = meanwhile {
+            meanwhile(&mut |_, _| 0);
+        }
         for effect in effects {
             if let Effect::Event { kind, subject, message } = effect {
                 self.told.push((*kind, subject.clone(), message.clone()));

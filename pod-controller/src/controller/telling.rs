@@ -51,6 +51,8 @@ impl<W: World> Conductor<W> {
     /// Commits what was decided, and queues what is to be told, if that is much. Where it cannot be kept, this life of the controller is over: it
     /// knows more than is kept, and what is queued is never sent.
     pub(crate) fn keep(&mut self, decided: &mut Decided<W>, now: Instant) -> Result<(), W::Error> {
+        // Of what was kept when this life began, before there was anybody to tell, nothing is let out.
+        self.told_ahead = None;
         if !decided.is_worth_a_commit() {
             return Ok(());
         }

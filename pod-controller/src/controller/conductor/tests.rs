@@ -1,5 +1,6 @@
 use cxl_pool::{HostId, Role};
-use pod_state::model::{join, options};
+use pod_state::NicWish;
+use pod_state::model::{create_instance, join, nic, options};
 
 use super::super::listener::Listener;
 use super::*;
@@ -74,4 +75,34 @@ fn who_may_act_for_longer_than_its_controller_knows_is_waited_for() {
         assert!(due >= short && due < 10 * short, "{fence_ms:?}: {due:?}");
     }
     assert!(due(Some(60_000)) >= Duration::from_secs(66));
+}
+
+/// What a controller finds out as it begins, when nobody can be told anything, is not what its first turn has to tell.
+#[test]
+fn what_the_first_turn_decides_is_seen() {
+    let mut state = State::new(options(256));
+    for role in [Role::NetFrontend, Role::NetBackend] {
+        let id = EndpointId::new(BACKEND.host, role);
+        let devices = if role == Role::NetBackend { vec![nic("nic0", true, false)] } else { Vec::new() };
+        let join = Command::Join { endpoint: id, incarnation: 1, join: join(2, devices) };
+        state.apply(&join).expect("there is room");
+    }
+    let second = Duration::from_secs(1);
+    let delays = Delays { fence: second, blk_grace: second, drain: second };
+    let fail_back = FailBack::default();
+    let links = LinkPolicy { flaps: 0, flap_window: second, hold: second, fail_back, stable: second };
+    let policies = (delays, links, BalancePolicy::default());
+    let mut conductor = Conductor::new(Listener::default(), state, 2, policies);
+    let Ok(()) = conductor.resume(Vec::new(), Instant::now());
+    // Somebody who joins has to be told once that is kept: nothing of this turn is found out ahead.
+    let third = EndpointId::new(HostId::new(3), Role::NetFrontend);
+    conductor.world.events.extend([
+        PortEvent::Appeared { endpoint: third, incarnation: 1, pid: 1 },
+        PortEvent::Joined { endpoint: third, request: (), join: join(3, Vec::new()) },
+    ]);
+    let create = create_instance("vm", 2, vec![NicWish::default()], &[]);
+    let Ok(_) = conductor.turn(vec![(create, ())], Instant::now());
+    let lease = conductor.state.instance_named("vm").expect("it was made").nics[0];
+    let waits = conductor.reconciler.waiting().here.remove(&lease);
+    assert_eq!(waits.as_deref(), Some("h2/net-frontend to join"));
 }
