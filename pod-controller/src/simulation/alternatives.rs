@@ -42,7 +42,11 @@ pub(crate) fn alternatives_are_used(
         if !lost {
             continue;
         }
-        let better = state.devices.iter().find(|(id, it)| *id != active && fits(it) && works(id));
+        // No NIC of its own group takes over from the others.
+        let better = state
+            .devices
+            .iter()
+            .find(|(id, it)| *id != active && fits(it) && works(id) && !state.are_rails(id, active));
         if let Some((better, _)) = better {
             return Err(format!(
                 "{} stays on {}, which does not work, while {} does",

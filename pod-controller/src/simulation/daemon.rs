@@ -181,11 +181,13 @@ impl Daemon {
         self.objects.values().filter_map(of_lease).collect()
     }
 
-    /// What it accepts of a lease: over which channel, of which generation, and whether as the active NIC.
+    /// What it accepts of a lease: over which channel, of which generation, and whether as the only active NIC.
     pub(crate) fn accepts(&self, lease: LeaseId) -> Vec<(ChannelId, LeaseGeneration, bool)> {
         let of_lease = |object: &Object| match object {
             Object::Registration(it) if it.lease == lease && it.state != RegistrationState::Standby => {
-                Some((it.channel, it.generation, it.state == RegistrationState::Active))
+                // With others it is active at the same time.
+                let alone = it.state == RegistrationState::Active && !it.has_other_rails;
+                Some((it.channel, it.generation, alone))
             }
             Object::Volume(it) if it.lease == lease => Some((it.channel, it.generation, false)),
             _ => None,

@@ -1,7 +1,7 @@
 //! Which kinds of faults really happened: one that was drawn and met nobody is not counted.
 
 /// A kind of fault.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     /// A daemon that was alive was killed.
     Died,
@@ -56,27 +56,4 @@ impl Kind {
         Self::CommitUntold,
         Self::TookOver,
     ];
-}
-
-/// How often each kind happened.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Faults([u64; Kind::ALL.len()]);
-
-impl Faults {
-    /// One happened, if it really did.
-    pub(crate) fn note(&mut self, kind: Kind, happened: bool) {
-        self.0[kind as usize] += u64::from(happened);
-    }
-
-    /// With what happened elsewhere.
-    pub(crate) fn add(&mut self, more: Self) {
-        for (count, more) in self.0.iter_mut().zip(more.0) {
-            *count += more;
-        }
-    }
-
-    /// The kinds that never happened.
-    pub(crate) fn missing(&self) -> Vec<Kind> {
-        Kind::ALL.into_iter().filter(|kind| self.0[*kind as usize] == 0).collect()
-    }
 }

@@ -5,7 +5,9 @@
 
 pub(crate) mod alternatives;
 mod caches;
+mod chores;
 mod daemon;
+mod deeds;
 mod devices;
 pub(crate) mod faults;
 mod happening;
@@ -21,6 +23,7 @@ pub(crate) mod random;
 pub(crate) mod relief;
 mod seen;
 mod size;
+mod tally;
 mod tests;
 mod wishes;
 mod world;

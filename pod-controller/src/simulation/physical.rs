@@ -135,15 +135,24 @@ impl Physical {
         }
     }
 
-    /// A host with its daemons, which are going to start. One in three has no devices, and one NIC in three is a backup.
-    pub(crate) fn add_host(&mut self, number: u16, dice: &mut Random) {
+    /// A host with its daemons, which are going to start. One in three has no devices, and one NIC in three is a backup. Where there are
+    /// groups, ordinary NICs of some hosts that follow each other are in one.
+    pub(crate) fn add_host(&mut self, number: u16, grouped: bool, dice: &mut Random) {
         let host = HostId::new(number);
         let mut devices = BTreeMap::new();
         if number % 3 != 1 {
             for device in 0..=dice.below(2) {
                 let name = format!("nic{device}");
                 let backup = (u64::from(number) + device).is_multiple_of(3);
-                devices.insert(name.clone(), nic(&name, true, backup));
+                let mut report = nic(&name, true, backup);
+                if let DeviceReport::Nic { lag, .. } = &mut report
+                    && grouped
+                    && !backup
+                    && matches!(number % 6, 5 | 0)
+                {
+                    *lag = Some(format!("lag{}", number.div_ceil(6)));
+                }
+                devices.insert(name.clone(), report);
                 let name = format!("ssd{device}");
                 devices.insert(name.clone(), ssd(&name, 64));
             }

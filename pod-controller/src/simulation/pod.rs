@@ -10,6 +10,7 @@ use pod_state::model::{Apart, check, options};
 use pod_state::{Command, Options, Purpose, Region, RegionUse, State};
 
 use super::Broken;
+use super::deeds::Deed;
 use super::faults::{Around, FAULTS, MEMORY};
 use super::happening::Happening;
 use super::kinds::Kind;
@@ -63,7 +64,7 @@ impl Pod {
         let mut physical = Physical::new(seed, size.doublings_max);
         let mut dice = Random::new(seed ^ 0x5eed);
         for number in 1..=size.hosts {
-            physical.add_host(number, &mut dice);
+            physical.add_host(number, size.grouped, &mut dice);
         }
         // Sometimes the pool is too small for everybody.
         let each = if dice.once_in(3) { size.least_mib } else { 100 };
@@ -323,6 +324,10 @@ impl Pod {
     fn hear_replies(&mut self) {
         for (number, answer) in std::mem::take(&mut self.world().replies) {
             let Some(command) = self.asked.remove(&number) else { continue };
+            if answer.is_ok() {
+                let deeds = Deed::of(&command);
+                deeds.for_each(|deed| self.world().physical.seen.deeds.note(deed, true));
+            }
             match (creates(&command), &command) {
                 (Some((name, _)), _) if answer.is_ok() => {
                     self.promised.insert(name);

@@ -1,9 +1,11 @@
 //! How much of what may happen did.
 
-use super::kinds::Faults;
+use super::deeds::Deed;
+use super::kinds::Kind;
+use super::tally::Tally;
 
 /// What the network did, and the controller.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Seen {
     /// Messages to the controller.
     pub(crate) said: u64,
@@ -20,12 +22,14 @@ pub(crate) struct Seen {
     /// How often leases were moved off NICs that carried too much, and volumes off SSDs.
     pub(crate) moved: [u64; 2],
     /// What went wrong otherwise.
-    pub(crate) faults: Faults,
+    pub(crate) faults: Tally<Kind>,
+    /// What was asked for and granted.
+    pub(crate) deeds: Tally<Deed>,
 }
 
 impl Seen {
     /// With what was seen elsewhere.
-    pub(crate) fn add(&mut self, more: Self) {
+    pub(crate) fn add(&mut self, more: &Self) {
         self.said += more.said;
         self.overtook += more.overtook;
         self.lost += more.lost;
@@ -33,6 +37,7 @@ impl Seen {
         self.given += more.given;
         self.given_on += more.given_on;
         self.moved = std::array::from_fn(|kind| self.moved[kind] + more.moved[kind]);
-        self.faults.add(more.faults);
+        self.faults.add(&more.faults);
+        self.deeds.add(&more.deeds);
     }
 }

@@ -14,10 +14,22 @@ use super::random::Random;
 const SHARING_HOSTS_MAX: u16 = 16;
 
 impl Around<'_> {
-    /// A NIC, for which a third reserve something.
+    /// A NIC, for which a third reserve something. Where there are groups, some are to be apart from others or together with them, or on
+    /// several at the same time.
     fn nic_wish(&mut self) -> NicWish {
         let reserved_mbps = if self.dice.once_in(3) { 1000 } else { 0 };
-        NicWish { reserved_mbps, ..NicWish::default() }
+        let mut wish = NicWish { reserved_mbps, ..NicWish::default() };
+        if self.grouped && self.dice.once_in(3) {
+            let Groups { apart, together } = self.groups_of_eight();
+            (wish.apart, wish.together) = (apart, together);
+            wish.rails = self.dice.once_in(4).then_some(2);
+        }
+        wish
+    }
+
+    fn groups_of_eight(&mut self) -> Groups {
+        let number = self.dice.below(self.names);
+        self.groups(number)
     }
 
     pub(crate) fn wish(&mut self) -> Command {
@@ -26,6 +38,9 @@ impl Around<'_> {
             && let Some(command) = self.regroup()
         {
             return command;
+        }
+        if self.grouped && self.dice.once_in(8) {
+            return self.chore();
         }
         let number = self.dice.below(self.names);
         let host = self.random_daemon().host;
@@ -96,7 +111,7 @@ impl Around<'_> {
             size_bytes: self.dice.between(1, 6) * MIB,
             device: None,
             replicas: if self.dice.once_in(3) { 2 } else { 1 },
-            minimum_iops: None,
+            minimum_iops: self.minimum_iops(),
             minimum_bytes_per_second: None,
             groups: if self.grouped { self.groups(number) } else { Groups::default() },
         }
@@ -108,7 +123,7 @@ impl Around<'_> {
             size_bytes: self.dice.between(1, 6) * MIB,
             columns: 2,
             stripe_bytes: 64 << 10,
-            minimum_iops: None,
+            minimum_iops: self.minimum_iops(),
             minimum_bytes_per_second: None,
             groups: if self.grouped { self.groups(number) } else { Groups::default() },
         }
@@ -213,7 +228,7 @@ impl Around<'_> {
             host,
             nics: (0..self.dice.between(1, 3)).map(|_| self.nic_wish()).collect(),
             volumes: if self.dice.once_in(3) { Vec::new() } else { vec![format!("vol{number}")] },
-            instance_type: None,
+            instance_type: self.known_type(),
             vmm_listens: false,
             ram_bytes: if self.dice.once_in(3) { Some(self.dice.between(1, 3) * 2 * MIB) } else { None },
             priority: u16::try_from(number % 1000).ok().and_then(Priority::new),

@@ -131,7 +131,7 @@ impl Group {
         physical.news = Some(Vec::new());
         physical.loads = size.busy.map(|busy| Loads::new(seed, busy));
         for host in 1..=size.hosts {
-            physical.add_host(host, &mut pod_dice);
+            physical.add_host(host, true, &mut pod_dice);
         }
         let state = State::new(Options {
             regions_max: 1 << 20,
@@ -171,7 +171,7 @@ impl Group {
         outcome.map_err(|what| format!("at {} ms: {what}", self.now_ms))?;
         let (heard, obeyed) = {
             let physical = self.around.pod.physical();
-            (physical.seen, physical.obeyed())
+            (physical.seen.clone(), physical.obeyed())
         };
         let oracle = self.around.witness.oracle();
         Ok(Summary {
