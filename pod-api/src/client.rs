@@ -291,7 +291,14 @@ impl Client {
 
     /// All instance types.
     pub fn instance_types(&self) -> Result<Vec<InstanceType>, ClientError> {
-        self.get::<InstanceTypeList>(&["v1", "instance-types"]).map(|list| list.types)
+        self.instance_types_with(&[])
+    }
+
+    /// Instance types with all of these labels, as `("label", "tier=web")`.
+    pub fn instance_types_with(&self, fields: &[(&str, &str)]) -> Result<Vec<InstanceType>, ClientError> {
+        let list: InstanceTypeList =
+            self.call::<(), _>(Method::GET, &["v1", "instance-types"], fields, None)?;
+        Ok(list.types)
     }
 
     /// One instance type.

@@ -8,7 +8,7 @@
 //! | version | what it adds |
 //! |---|---|
 //! | 1.0 | the first |
-//! | 1.1 | controllers tell daemons the version of the pod ([`ProtocolObject`](crate::objects::ProtocolObject)), and keep it in their log; an answer says whether a message was refused or not understood; a column of a striped volume moves ([`DiskObject::beside`](crate::objects::DiskObject::beside)); devices may be packed; volumes may be kept apart or together; hosts and devices bear labels; devices are deleted without their hosts; moves in order keep a backup that carries what is reserved; of VMMs is remembered what a frontend's life before said; what an instance's kind promises of volumes ends with the lease; a fabric may have more elements than one board has lines for; SSDs are known by a number that stands on them; hosts look at how congested elements of the fabric are; guests are shown what discards their SSDs heed; network frontends know where backends receive ([`ChannelObject::receives`](crate::objects::ChannelObject::receives)); striped volumes are sure of something from the beginning; leases that a failover left without a backup get one after it |
+//! | 1.1 | controllers tell daemons the version of the pod ([`ProtocolObject`](crate::objects::ProtocolObject)), and keep it in their log; an answer says whether a message was refused or not understood; a column of a striped volume moves ([`DiskObject::beside`](crate::objects::DiskObject::beside)); devices may be packed; volumes may be kept apart or together; hosts, devices and types of instances bear labels; devices are deleted without their hosts; moves in order keep a backup that carries what is reserved; of VMMs is remembered what a frontend's life before said; what an instance's kind promises of volumes ends with the lease; a fabric may have more elements than one board has lines for; SSDs are known by a number that stands on them; hosts look at how congested elements of the fabric are; guests are shown what discards their SSDs heed; network frontends know where backends receive ([`ChannelObject::receives`](crate::objects::ChannelObject::receives)); striped volumes are sure of something from the beginning; leases that a failover left without a backup get one after it |
 
 use std::fmt;
 
@@ -83,7 +83,8 @@ impl Protocol {
     pub const PACKS_DEVICES: u16 = 1;
     /// The first minor in which volumes are kept apart or together. Controllers of the one before place them as if nobody had said so.
     pub const GROUPS_VOLUMES: u16 = 1;
-    /// The first minor in which hosts and devices bear labels. Controllers of the one before cannot read what gives them to them.
+    /// The first minor in which hosts, devices and types of instances bear labels. Controllers of the one before cannot read what gives them to
+    /// hosts and devices, and overlook those of types.
     pub const LABELS_DEVICES: u16 = 1;
     /// The first minor in which devices are deleted without their hosts. Controllers of the one before cannot read what says so.
     pub const DELETES_DEVICES: u16 = 1;

@@ -5,8 +5,9 @@ use pod_protocol::objects::Priority;
 use serde::{Deserialize, Serialize};
 
 use super::create::{NICS_MAX, QUEUE_PAIRS_MAX};
+use super::labels::check_labels;
 use super::nic_policy::with_reservation;
-use super::{Effect, NicWish, Refusal, RefusalKind, State, check_name};
+use super::{Effect, Labels, NicWish, Refusal, RefusalKind, State, check_name};
 
 /// The most kinds of instances.
 const TYPES_MAX: usize = 256;
@@ -29,6 +30,9 @@ pub struct InstanceType {
     /// What they get of devices next to others where they are short.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<Priority>,
+    /// Words to find it by. Its instances have others.
+    #[serde(default, skip_serializing_if = "Labels::is_empty")]
+    pub labels: Labels,
 }
 
 impl InstanceType {
@@ -55,6 +59,7 @@ impl State {
         effects: &mut Vec<Effect>,
     ) -> Result<(), Refusal> {
         check_name("an instance type", name)?;
+        check_labels(&wanted.labels)?;
         let invalid = |detail: String| Err(Refusal::new(RefusalKind::InvalidValue, detail));
         if usize::from(wanted.nics) > NICS_MAX {
             return invalid(format!("an instance can have {NICS_MAX} NICs at most, not {}", wanted.nics));

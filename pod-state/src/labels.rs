@@ -1,4 +1,4 @@
-//! Words that operators put on instances, volumes, hosts and devices, to find them again. The controller does nothing by them.
+//! Words that operators put on instances and their types, volumes, hosts and devices, to find them again. The controller does nothing by them.
 
 use std::collections::BTreeMap;
 
@@ -91,9 +91,10 @@ impl State {
         self.host_labels.get(&host).cloned().unwrap_or_default()
     }
 
-    /// Not all of the pod knows of labels of hosts and devices any more.
+    /// Not all of the pod knows of labels of hosts, devices and types of instances any more.
     pub(super) fn forget_labels(&mut self) {
         self.host_labels.clear();
+        self.types.values_mut().for_each(|it| it.labels.clear());
         let labelled = self.devices.iter().filter(|(_, device)| !device.labels.is_empty());
         let labelled: Vec<DeviceId> = labelled.map(|(id, _)| id.clone()).collect();
         for device in &labelled {

@@ -51,6 +51,11 @@ impl State {
             {
                 Err(not_yet("hosts and devices bear labels", Protocol::LABELS_DEVICES))
             }
+            Command::SetInstanceType { instance_type, .. }
+                if !instance_type.labels.is_empty() && minor < Protocol::LABELS_DEVICES =>
+            {
+                Err(not_yet("types of instances bear labels", Protocol::LABELS_DEVICES))
+            }
             Command::DeleteDevice { .. } if minor < Protocol::DELETES_DEVICES => {
                 Err(not_yet("devices are deleted without their hosts", Protocol::DELETES_DEVICES))
             }

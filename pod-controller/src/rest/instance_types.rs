@@ -11,7 +11,7 @@ use utoipa::IntoParams;
 use super::Failure;
 use super::body::{Asked, Names};
 use super::change::Change;
-use super::list::Page;
+use super::list::{Page, Selector};
 use super::priorities::priority_of;
 use super::version::{Shown, Versioned};
 use crate::controller::Handle;
@@ -21,6 +21,8 @@ use crate::controller::Handle;
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ListQuery {
+    /// Only those with these labels: `name=value`, or several with commas between them.
+    label: Option<String>,
     /// At most this many, 1 to 10000; all unless given.
     limit: Option<usize>,
     /// Go on after the page that said this.
@@ -36,9 +38,12 @@ pub(super) async fn list(
     State(handle): State<Handle>,
     Asked(query): Asked<ListQuery>,
 ) -> Result<Json<InstanceTypeList>, Failure> {
+    let labels = Selector::parse(query.label.as_deref())?;
     let view = handle.view();
     let page = Page { limit: query.limit, token: query.r#continue.as_deref() };
-    let (types, next) = page.of(view.instance_types(), |it| it.name.clone())?;
+    let mut types = view.instance_types();
+    types.retain(|it| labels.matches(&it.spec.labels));
+    let (types, next) = page.of(types, |it| it.name.clone())?;
     Ok(Json(InstanceTypeList { types, resource_version: view.version(), next }))
 }
 
@@ -71,9 +76,10 @@ pub(super) async fn set(
     Names(name): Names<String>,
     Versioned(spec, version): Versioned<InstanceTypeSpec>,
 ) -> Result<StatusCode, Failure> {
-    let InstanceTypeSpec { nics, reserved_mbps, queue_pairs, volume_iops, priority } = spec;
+    let InstanceTypeSpec { nics, reserved_mbps, queue_pairs, volume_iops, priority, labels } = spec;
     let priority = priority.map(priority_of).transpose()?;
-    let instance_type = state::InstanceType { nics, reserved_mbps, queue_pairs, volume_iops, priority };
+    let instance_type =
+        state::InstanceType { nics, reserved_mbps, queue_pairs, volume_iops, priority, labels };
     change.submit_at(version, Command::SetInstanceType { name, instance_type }).await?;
     Ok(StatusCode::NO_CONTENT)
 }

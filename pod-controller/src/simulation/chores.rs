@@ -23,6 +23,7 @@ impl Around<'_> {
                     queue_pairs: self.dice.once_in(2).then_some(2),
                     volume_iops: self.minimum_iops(),
                     priority: self.priority(),
+                    labels: self.labels(),
                 };
                 Command::SetInstanceType { name: self.type_name(), instance_type }
             }

@@ -319,8 +319,8 @@ fn ram_waits(instance: &Instance, incoming: bool) -> Option<String> {
 }
 
 fn show_type(name: &str, it: &InstanceType) -> api::InstanceType {
-    let InstanceType { nics, reserved_mbps, queue_pairs, volume_iops, priority } = *it;
-    let priority = priority.map(Priority::get);
-    let spec = api::InstanceTypeSpec { nics, reserved_mbps, queue_pairs, volume_iops, priority };
+    let InstanceType { nics, reserved_mbps, queue_pairs, volume_iops, priority, ref labels } = *it;
+    let (priority, labels) = (priority.map(Priority::get), labels.clone());
+    let spec = api::InstanceTypeSpec { nics, reserved_mbps, queue_pairs, volume_iops, priority, labels };
     api::InstanceType { name: name.to_owned(), resource_version: State::type_version(name, it), spec }
 }

@@ -62,9 +62,9 @@ const LINES: &str = "
     instances detach vm1 vol1 --force
     instances answer vm1 vol1 --plugged --refused no-port
     instances delete vm1 --force
-    types list
+    types list --label tier=web
     types get small
-    types set small --reserve 1G --queue-pairs 2 --volume-iops 9 --priority 300
+    types set small --reserve 1G --queue-pairs 2 --volume-iops 9 --priority 300 --label tier=web
     types delete small
     mchannel list --tenant red --host h1
     mchannel get vm1

@@ -1,5 +1,6 @@
 //! The controller with real endpoints over a real pool.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::support::{FakeEndpoint, Pod, RunningController, nic, ssd, until, vm};
@@ -98,10 +99,13 @@ fn devices_are_filled_as_the_configuration_says() {
 fn what_is_reserved_is_promised_shown_and_explained() {
     let pod = Pod::demo();
     let client = pod.client();
-    let spec = InstanceTypeSpec { nics: 1, reserved_mbps: 6000, ..InstanceTypeSpec::default() };
+    let labels = BTreeMap::from([("tier".to_owned(), "web".to_owned())]);
+    let spec = InstanceTypeSpec { nics: 1, reserved_mbps: 6000, labels, ..InstanceTypeSpec::default() };
     client.set_instance_type("large", &spec).expect("set");
     assert_eq!(client.instance_type("large").expect("there").spec, spec);
-    assert_eq!(client.instance_types().expect("a list").len(), 1);
+    for (label, found) in [("tier=web", 1), ("tier=db", 0)] {
+        assert_eq!(client.instance_types_with(&[("label", label)]).expect("a list").len(), found, "{label}");
+    }
     let large = |name: &str| {
         let instance_type = Some("large".to_owned());
         CreateInstance { nics: Vec::new(), instance_type, ..vm(name, &[]) }

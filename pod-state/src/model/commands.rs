@@ -196,7 +196,7 @@ pub(super) fn commands(state: &State, step: &Step) -> Vec<Command> {
             let reserved_mbps = ask.reserved_mbps;
             let priority = ask.together.then_some(Priority::MAX);
             let instance_type =
-                InstanceType { nics: 1, reserved_mbps, queue_pairs: None, volume_iops, priority };
+                InstanceType { nics: 1, reserved_mbps, volume_iops, priority, ..InstanceType::default() };
             let set = Command::SetInstanceType { name: "type".to_owned(), instance_type };
             vec![set, create]
         }

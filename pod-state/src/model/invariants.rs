@@ -34,7 +34,8 @@ pub fn check(state: &State) {
 /// Hosts that are gone leave no labels, and nobody has any in a pod some of which knows of none.
 fn labels_are_of_who_is_there(state: &State) {
     assert!(state.host_labels.keys().all(|host| state.hosts.contains_key(host)));
-    let labelled = state.devices.values().any(|device| !device.labels.is_empty());
+    let labelled = state.devices.values().any(|device| !device.labels.is_empty())
+        || state.types.values().any(|it| !it.labels.is_empty());
     assert!(state.options.protocol_minor >= 1 || !labelled && state.host_labels.is_empty());
     assert!(state.host_labels.values().all(|labels| !labels.is_empty()));
 }

@@ -1,4 +1,4 @@
-//! Labels of hosts and devices.
+//! Labels of hosts, devices and types of instances.
 
 use super::*;
 
@@ -100,4 +100,30 @@ fn labels_are_for_pods_of_which_everybody_knows_them() {
     }
     must(&mut state, &volume("vol0", 16));
     must(&mut state, &label(Labelled::Volume, "vol0", "a"));
+}
+
+#[test]
+fn types_bear_labels_once_everybody_knows_them() {
+    let mut state = pod_of_now();
+    let set = |text: &str| {
+        let labels = if text.is_empty() { Labels::new() } else { labels(text) };
+        let instance_type = InstanceType { labels, ..InstanceType::default() };
+        Command::SetInstanceType { name: "small".to_owned(), instance_type }
+    };
+    let of_type = |state: &State| state.types["small"].labels.clone();
+    must(&mut state, &set("a"));
+    assert_eq!(of_type(&state), labels("a"));
+    assert_eq!(refused(&mut state, &set("no spaces")).kind, RefusalKind::InvalidValue);
+    // Instances have labels of their own.
+    let mut create = instance("vm1", 1, &[]);
+    if let Command::CreateInstance { instance_type, .. } = &mut create {
+        *instance_type = Some("small".to_owned());
+    }
+    must(&mut state, &create);
+    assert_eq!(state.instance_named("vm1").expect("it was made").labels, Labels::new());
+    let old = state.speaking(0);
+    must(&mut state, &old);
+    assert_eq!(of_type(&state), Labels::new());
+    assert_eq!(refused(&mut state, &set("a")).kind, RefusalKind::Busy);
+    must(&mut state, &set(""));
 }

@@ -271,6 +271,7 @@ fn an_instance_gets_what_its_type_says() {
         queue_pairs: Some(2),
         volume_iops: None,
         priority: Priority::new(300),
+        ..InstanceType::default()
     };
     let set = |instance_type: &InstanceType| Command::SetInstanceType {
         name: "small".to_owned(),

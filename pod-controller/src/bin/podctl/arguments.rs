@@ -12,7 +12,9 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use pod_api::client::{CONTROLLER, Credentials, LabelChanges, Server};
 
 pub(crate) use self::instances::{AttachDevice, Instances, NicChanges, Types};
-pub(crate) use self::lists::{DevicesAsked, Fields, HostsAsked, InstancesAsked, RegionsAsked, VolumesAsked};
+pub(crate) use self::lists::{
+    DevicesAsked, Fields, HostsAsked, InstancesAsked, RegionsAsked, TypesAsked, VolumesAsked,
+};
 pub(crate) use self::mchannels::Mchannels;
 pub(crate) use self::volumes::{QosChanges, Volumes};
 
@@ -219,7 +221,7 @@ impl Command {
             Self::Devices(command) => matches!(command, Devices::List(_) | Devices::Get { .. }),
             Self::Volumes(command) => matches!(command, Volumes::List(_) | Volumes::Get { .. }),
             Self::Instances(command) => matches!(command, Instances::List(_) | Instances::Get { .. }),
-            Self::Types(command) => matches!(command, Types::List | Types::Get { .. }),
+            Self::Types(command) => matches!(command, Types::List { .. } | Types::Get { .. }),
             Self::Controllers(command) => matches!(command, Controllers::List),
             Self::Mchannels(command) => command.looks(),
             Self::Explain(_) | Self::Balance | Self::Pool { .. } | Self::Doctor { .. } => true,

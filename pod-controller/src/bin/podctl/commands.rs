@@ -375,14 +375,22 @@ fn borrowed(fields: &Fields) -> Vec<(&str, &str)> {
 
 fn types(client: &Client, command: &Types, format: Output, out: Out<'_>) -> Result<(), Failure> {
     match command {
-        Types::List => show(out, format, &client.instance_types()?, |types| table::instance_types(types)),
+        Types::List { asked } => {
+            let types = client.instance_types_with(&borrowed(&asked.fields()))?;
+            show(out, format, &types, |types| table::instance_types(types, format == Output::Wide))
+        }
         Types::Get { name } => show(out, format, &client.instance_type(name)?, |it| {
-            table::instance_types(std::slice::from_ref(it))
+            table::instance_types(std::slice::from_ref(it), true)
         }),
-        Types::Set { name, nics, reserve, queue_pairs, volume_iops, priority } => {
-            let (queue_pairs, volume_iops, priority) = (*queue_pairs, *volume_iops, *priority);
-            let spec =
-                InstanceTypeSpec { nics: *nics, reserved_mbps: *reserve, queue_pairs, volume_iops, priority };
+        Types::Set { name, nics, reserve, queue_pairs, volume_iops, priority, labels } => {
+            let spec = InstanceTypeSpec {
+                nics: *nics,
+                reserved_mbps: *reserve,
+                queue_pairs: *queue_pairs,
+                volume_iops: *volume_iops,
+                priority: *priority,
+                labels: labelled(labels).labels,
+            };
             client.set_instance_type(name, &spec)?;
             done(client, out, format, ("instance type", name), ("set", "would be set"))
         }

@@ -172,19 +172,26 @@ fn places(volume: &Volume) -> String {
     volume.replicas.iter().map(place).collect::<Vec<_>>().join(", ")
 }
 
-pub(crate) fn instance_types(types: &[InstanceType]) -> String {
+pub(crate) fn instance_types(types: &[InstanceType], wide: bool) -> String {
     let count = |number: Option<u64>| number.map_or_else(|| "-".to_owned(), |number| number.to_string());
     let rows = types.iter().map(|it| {
-        let InstanceTypeSpec { nics, reserved_mbps, queue_pairs, volume_iops, priority } = it.spec;
+        let InstanceTypeSpec { nics, reserved_mbps, queue_pairs, volume_iops, priority, .. } = it.spec;
         let reserved = if reserved_mbps == 0 { "-".to_owned() } else { speed(reserved_mbps) };
         let pairs = count(queue_pairs.map(u64::from));
         let priority = count(priority.map(u64::from));
         vec![it.name.clone(), nics.to_string(), reserved, pairs, count(volume_iops), priority]
     });
-    let header = ["type", "nics", "reserved", "queue pairs", "volume iops", "priority"];
+    let (mut header, mut rows) = (
+        vec!["type", "nics", "reserved", "queue pairs", "volume iops", "priority"],
+        rows.collect::<Vec<_>>(),
+    );
+    if wide {
+        let labels: fn(&InstanceType) -> String = |it| shown_labels(&it.spec.labels);
+        widen(&mut header, &mut rows, types, &[("labels", labels)]);
+    }
     or_none(
         "no instance types; describe one: podctl types set small --reserve 2G",
-        plain(&header, &[1, 2, 3, 4, 5], rows.collect()),
+        plain(&header, &[1, 2, 3, 4, 5], rows),
         types,
     )
 }

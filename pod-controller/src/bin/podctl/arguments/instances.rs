@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use pod_api::{ByteSize, NicRequest};
 
-use super::{InstancesAsked, Label, nic, parse_label};
+use super::{InstancesAsked, Label, TypesAsked, nic, parse_label};
 use crate::said::Said;
 
 #[derive(Subcommand)]
@@ -163,7 +163,11 @@ pub(crate) enum Instances {
 pub(crate) enum Types {
     /// Show all
     #[command(visible_alias = "ls")]
-    List,
+    List {
+        /// Which ones
+        #[command(flatten)]
+        asked: TypesAsked,
+    },
     /// Show one
     Get {
         /// Its name
@@ -191,6 +195,9 @@ pub(crate) enum Types {
         /// What they get of devices that are short, next to others: 1 to 1000; 100 is usual
         #[arg(long, value_name = "NUMBER")]
         priority: Option<u16>,
+        /// A word to find it by; again for more. Its instances have labels of their own
+        #[arg(long = "label", value_name = "NAME=VALUE", value_parser = parse_label)]
+        labels: Vec<(String, String)>,
     },
     /// Delete one; instances that were made of it stay as they are
     #[command(visible_alias = "rm")]

@@ -88,6 +88,19 @@ impl InstancesAsked {
     }
 }
 
+/// Which types of instances.
+#[derive(Args)]
+pub(crate) struct TypesAsked {
+    #[command(flatten)]
+    which: Which,
+}
+
+impl TypesAsked {
+    pub(crate) fn fields(&self) -> Fields {
+        asked([self.which.field()])
+    }
+}
+
 /// Which regions.
 #[derive(Args)]
 pub(crate) struct RegionsAsked {
