@@ -11,6 +11,7 @@ use crate::support::{Pod, RunningController, nic, ssd, vm};
 use cxl_pool::Role;
 use pod_api::{AddReplica, ByteSize, CreateVolume, Device, DeviceKind};
 use pod_protocol::protocol::Protocol;
+use pod_protocol::reports::DeviceReport;
 
 /// A pod with an instance, and where its page is.
 pub(crate) fn pod(lines: &str) -> (Pod, String) {
@@ -403,5 +404,37 @@ fn what_passes_through_a_device_is_shown_as_it_does() {
     assert!(width.parse::<f64>().expect("a width") > 0.0, "a bar of {width} for {shown}");
     receive(0);
     browser.wait(&format!("{now} === '0 B/s · 0 %'"), "the end of it");
+    assert_eq!(browser.complaints(), Vec::<String>::new());
+}
+
+#[test]
+fn how_busy_an_ssd_is_is_shown_and_how_full() {
+    let Some(mut browser) = Browser::start() else { return };
+    let (mut pod, page) = pod("");
+    let mut able = ssd("ssd0");
+    if let DeviceReport::Ssd { iops, bytes_per_second, .. } = &mut able {
+        (*iops, *bytes_per_second) = (Some(1000), Some(1 << 30));
+    }
+    pod.join(3, Role::BlkBackend, vec![able]);
+    let reads = |pod: &Pod, each: [u64; 2]| {
+        pod.endpoint(3, Role::BlkBackend).held.lock().expect("no panic").reads = each;
+    };
+    browser.open(&page);
+    let device = "document.querySelector('[data-key=\"device h3/ssd0\"]')";
+    let picture =
+        format!("[...{device}?.querySelectorAll('text') ?? []].map(it => it.textContent).join('\\n')");
+    browser.wait(&format!("({picture}).includes('0 B/s · 0 %')"), "an SSD that does nothing");
+    browser.wait(&format!("({picture}).includes('0 % full')"), "that nothing is on it");
+    // Many small requests: few bytes, and much of what it can do.
+    reads(&pod, [500, 512]);
+    let percent = format!("Number(({picture}).match(/B.s · ([0-9]+) %/)?.[1] ?? 0)");
+    browser.wait(&format!("{percent} > 10"), "how much of its requests that is");
+    reads(&pod, [1, 1 << 30]);
+    browser.wait(&format!("/[GT]iB.s/.test({picture})"), "what is read");
+    browser.wait(&format!("{percent} > 10"), "how much of its bytes that is");
+    let width = browser.text(&format!("{device}.querySelector('.load').getAttribute('width')"));
+    assert!(width.parse::<f64>().expect("a width") > 0.0, "a bar of {width}");
+    reads(&pod, [0, 0]);
+    browser.wait(&format!("({picture}).includes('0 B/s · 0 %')"), "the end of it");
     assert_eq!(browser.complaints(), Vec::<String>::new());
 }

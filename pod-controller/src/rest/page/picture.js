@@ -55,7 +55,11 @@ export function draw(svg, { hosts, devices, instances }, chosen, choose) {
       box.append(make("text", { class: "faint state", x: x + WIDTH - EDGE - 6, y: y + 16, "text-anchor": "end" }, health(it) === "up" ? what : health(it)));
       box.append(make("text", { class: "faint", x: x + EDGE + 8, y: y + 30 }, rate(it)));
       const width = WIDTH - 2 * EDGE - 16;
-      const share = it.type === "ssd" ? it.used_bytes / Math.max(1, it.size_bytes) : load(it)?.share ?? 0;
+      if (it.type === "ssd") {
+        const full = `${Math.round((it.used_bytes / Math.max(1, it.size_bytes)) * 100)} % full`;
+        box.append(make("text", { class: "faint state", x: x + WIDTH - EDGE - 6, y: y + 30, "text-anchor": "end" }, full));
+      }
+      const share = load(it)?.share ?? 0;
       box.append(make("rect", { class: "bar", x: x + EDGE + 8, y: y + 34, width, height: 3 }));
       box.append(make("rect", { class: share > 0.8 ? "load high" : "load", x: x + EDGE + 8, y: y + 34, width: width * Math.min(1, share), height: 3 }));
       if (it.health === "down" || it.health === "failed") box.classList.add("bad");

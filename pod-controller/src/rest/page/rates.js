@@ -16,17 +16,26 @@ export function measure(devices, now) {
       rates.delete(device.name);
       continue;
     }
-    const nic = device.type === "nic";
-    const bytes = nic ? it.rx_bytes + it.tx_bytes : it.read_bytes + it.write_bytes;
+    const bytes = device.type === "nic" ? it.rx_bytes + it.tx_bytes : it.read_bytes + it.write_bytes;
+    const operations = it.operations ?? 0;
     const before = seen.get(device.name);
-    if (before && before.bytes === bytes && now - before.at < 900) continue;
-    seen.set(device.name, { bytes, at: now });
+    if (before && before.bytes === bytes && before.operations === operations && now - before.at < 900) continue;
+    seen.set(device.name, { bytes, operations, at: now });
     // A counter that fell is one of a new life of the daemon.
-    if (!before || bytes < before.bytes || now === before.at) continue;
-    const perSecond = ((bytes - before.bytes) * 1000) / (now - before.at);
-    const share = nic && device.speed_mbps > 0 ? (perSecond * 8) / (device.speed_mbps * 1e6) : null;
-    rates.set(device.name, { perSecond, share });
+    if (!before || bytes < before.bytes || operations < before.operations || now === before.at) continue;
+    const seconds = (now - before.at) / 1000;
+    const [perSecond, requests] = [(bytes - before.bytes) / seconds, (operations - before.operations) / seconds];
+    rates.set(device.name, { perSecond, share: share(device, perSecond, requests) });
   }
+}
+
+// How much of what a device can do that is: of an SSD, of requests or of bytes, whichever is more.
+function share(device, perSecond, requests) {
+  const parts = device.type === "nic"
+    ? [[perSecond * 8, device.speed_mbps * 1e6]]
+    : [[perSecond, device.bytes_per_second], [requests, device.iops]];
+  const known = parts.filter(([, most]) => most > 0);
+  return known.length > 0 ? Math.max(...known.map(([does, most]) => does / most)) : null;
 }
 
 export function bytes(count) {

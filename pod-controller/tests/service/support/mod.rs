@@ -266,6 +266,10 @@ pub(crate) struct Held {
     pub(crate) receives: u64,
     /// What every NIC has received so.
     received: u64,
+    /// What is read of every SSD from one report to the next: requests, and bytes.
+    pub(crate) reads: [u64; 2],
+    /// What has been read of every SSD so.
+    read: [u64; 2],
     /// Whether every number that is reported is another one.
     pub(crate) all_differ: bool,
 }
@@ -361,10 +365,13 @@ impl Handler for FakeHandler {
     fn telemetry(&mut self) -> Telemetry {
         let mut held = self.held.lock().expect("no panic");
         held.received += held.receives;
+        held.read = [held.read[0] + held.reads[0], held.read[1] + held.reads[1]];
         let devices = self.devices.iter().map(|device| DeviceTelemetry {
             name: device.name().to_owned(),
             up: true,
             rx_bytes: 1234 + held.received,
+            operations: held.read[0],
+            read_bytes: held.read[1],
             drops: [("no-receiver".to_owned(), 9)].into(),
             troubles: [("rx-crc-errors".to_owned(), 1)].into(),
             ..DeviceTelemetry::default()
