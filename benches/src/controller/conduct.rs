@@ -19,12 +19,12 @@ use pod_protocol::commands::{Command as Order, Version};
 use pod_protocol::controller::{PortError, PortEvent};
 use pod_protocol::ids::{LeaseId, RegionId};
 use pod_protocol::reports::Report;
-use pod_state::{Command, DeviceId, Effect, Groups, Labelled, NicWish, Refusal, Regions, State};
+use pod_state::{Command, DeviceId, Effect, Groups, Labelled, Lease, NicWish, Refusal, Regions, State};
 use tempfile::TempDir;
 use wadi_tests::runner::memory_tempdir;
 
 use super::endpoint::Endpoints;
-use super::pod::{has_backups, join, nic_report, options};
+use super::pod::{has_backups, join, nic_report, options, ssd_report};
 
 /// Instances on each host, each with a NIC and a disk.
 const INSTANCES: u32 = 20;
@@ -48,6 +48,10 @@ pub(super) struct Conduct {
     pub(super) backends: Times,
     /// The same while a snapshot of the state is written.
     pub(super) beside_snapshot: Times,
+    /// From a report of a failed SSD until each frontend with a disk there was told that it answers errors now.
+    pub(super) ssd_failure: Times,
+    /// How many disks were on an SSD that failed at most.
+    pub(super) disks: usize,
     /// How many commands that were at most, and of how many leases.
     pub(super) told: usize,
     pub(super) ports: usize,
@@ -103,11 +107,19 @@ pub(super) fn measure(hosts: u16, directory: &Path) -> Result<Conduct> {
         }
     }
     let [failure, beside_snapshot] = times.map(Times::of);
+    let (mut ssd_failures, mut disks) = (Vec::new(), 0);
+    for _ in 0..FAILURES[0] {
+        let (told_after, told) = pod.fail_ssd()?;
+        ssd_failures.push(told_after);
+        disks = disks.max(told);
+    }
     Ok(Conduct {
         leases: pod.conductor.state().leases.len(),
         failure,
         backends: Times::of(backends),
         beside_snapshot,
+        ssd_failure: Times::of(ssd_failures),
+        disks,
         told,
         ports,
         steps_ms: steps.map(|all| Times::of(all).median),
@@ -269,33 +281,26 @@ impl Pod {
     fn fail_nic(&mut self) -> Result<Failure> {
         let state = self.conductor.state();
         let before = state.failovers;
-        let mut counts: BTreeMap<&DeviceId, usize> = BTreeMap::new();
-        for nic in state.leases.values().filter_map(|lease| lease.active_nic()) {
-            *counts.entry(nic).or_default() += 1;
-        }
-        let busiest = counts.into_iter().max_by_key(|(_, leases)| *leases);
-        let nic = busiest.context("nothing is on any NIC")?.0.clone();
+        let nics = state.leases.values().filter_map(|lease| lease.active_nic());
+        let nic = busiest(nics).context("nothing is on any NIC")?;
         let on_it = state.leases.values().filter(|lease| lease.active_nic() == Some(&nic));
         let on_it: Vec<LeaseId> = on_it.map(|lease| lease.id).collect();
         let (endpoint, device) = (EndpointId::new(nic.host, Role::NetBackend), nic.name.to_string());
         let report = Report::DeviceFailed { device, reason: "pulled".to_owned() };
         let world = self.conductor.world_mut();
         (world.endpoints.told, world.endpoints.backends_told_at, world.kept) = (0, None, Duration::ZERO);
-        world.endpoints.ports_told_at.clear();
+        world.endpoints.frontends_told_at.clear();
         world.endpoints.events.push_back(PortEvent::Report { endpoint, report });
         let start = Instant::now();
         self.conductor.turn(Vec::new(), start)?;
+        let told_at = self.told_at(&on_it)?;
         let world = self.conductor.world_mut();
         let (told, kept, kept_at) = (world.endpoints.told, world.kept, world.kept_at);
         let backends_at =
             world.endpoints.backends_told_at.context("no backend was told of a NIC that failed")?;
-        let ports_at = std::mem::take(&mut world.endpoints.ports_told_at);
         let leases = &self.conductor.state().leases;
         let moved = |id: &LeaseId| leases.get(id).is_some_and(|lease| lease.active_nic() != Some(&nic));
         ensure!(on_it.iter().all(moved), "a lease stayed on a NIC that failed");
-        let told_at: Option<Vec<Instant>> = on_it.iter().map(|id| ports_at.get(id).copied()).collect();
-        let told_at = told_at.context("a frontend had to wait until others had answered")?;
-        let told_at = told_at.into_iter().max().context("nothing was on a NIC that failed")?;
         self.quiet(Vec::new())?;
         ensure!(self.conductor.state().failovers > before, "nothing was on a NIC that failed");
         let number = nic.name.trim_start_matches("nic").parse().context("a NIC is called otherwise")?;
@@ -308,6 +313,48 @@ impl Pod {
         let [told_after, backends_after] = [told_at, backends_at].map(|at| at.duration_since(start));
         Ok(Failure { told_after, backends_after, told, ports: on_it.len(), steps })
     }
+
+    /// The SSD fails that most disks are on, none of which is anywhere else. How long it takes until the frontend of each has been told that
+    /// its requests fail now, and how many there are. Then it is there again.
+    fn fail_ssd(&mut self) -> Result<(Duration, usize)> {
+        let state = self.conductor.state();
+        let ssd_of = |lease: &Lease| {
+            let volume = state.volumes.get(&lease.volume()?)?;
+            volume.devices().next()
+        };
+        let ssd = busiest(state.leases.values().filter_map(ssd_of)).context("nothing is on any SSD")?;
+        let on_it = state.leases.values().filter(|lease| ssd_of(lease) == Some(&ssd));
+        let on_it: Vec<LeaseId> = on_it.map(|lease| lease.id).collect();
+        let (endpoint, device) = (EndpointId::new(ssd.host, Role::BlkBackend), ssd.name.to_string());
+        let report = Report::DeviceFailed { device, reason: "worn out".to_owned() };
+        let world = self.conductor.world_mut();
+        world.endpoints.frontends_told_at.clear();
+        world.endpoints.events.push_back(PortEvent::Report { endpoint, report });
+        let start = Instant::now();
+        self.conductor.turn(Vec::new(), start)?;
+        let told_after = self.told_at(&on_it)?.duration_since(start);
+        self.quiet(Vec::new())?;
+        let number = ssd.name.trim_start_matches("ssd").parse().context("an SSD is called otherwise")?;
+        let back = PortEvent::Report { endpoint, report: Report::DeviceBack { device: ssd_report(number) } };
+        self.conductor.world_mut().endpoints.events.push_back(back);
+        self.quiet(Vec::new())?;
+        Ok((told_after, on_it.len()))
+    }
+
+    /// Since when the frontends of all of these leases can hear what has become of them.
+    fn told_at(&mut self, leases: &[LeaseId]) -> Result<Instant> {
+        let told_at = std::mem::take(&mut self.conductor.world_mut().endpoints.frontends_told_at);
+        let each: Option<Vec<Instant>> = leases.iter().map(|id| told_at.get(id).copied()).collect();
+        let each = each.context("a frontend had to wait until others had answered")?;
+        each.into_iter().max().context("nothing was on a device that failed")
+    }
+}
+
+/// The device that comes up most often.
+fn busiest<'a>(devices: impl Iterator<Item = &'a DeviceId>) -> Option<DeviceId> {
+    let mut counts: BTreeMap<&DeviceId, usize> = BTreeMap::new();
+    devices.for_each(|device| *counts.entry(device).or_default() += 1);
+    counts.into_iter().max_by_key(|(_, leases)| *leases).map(|(device, _)| device.clone())
 }
 
 impl Drop for Obedient {

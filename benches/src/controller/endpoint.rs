@@ -27,8 +27,8 @@ pub(super) struct Endpoints {
     pub(super) told: usize,
     /// Since when the last backend can hear all that was queued for it.
     pub(super) backends_told_at: Option<Instant>,
-    /// By lease: since when its frontend can hear what its port is.
-    pub(super) ports_told_at: BTreeMap<LeaseId, Instant>,
+    /// By lease: since when its frontend can hear what its port or disk is.
+    pub(super) frontends_told_at: BTreeMap<LeaseId, Instant>,
     /// Why one could not be told.
     pub(super) failed: Vec<String>,
 }
@@ -41,8 +41,8 @@ struct Endpoint {
     listener: DoorbellListener,
     /// How many commands it has not heard yet.
     unheard: usize,
-    /// Of which ports it is told in what is queued.
-    ports: Vec<LeaseId>,
+    /// Of which ports and disks it is told in what is queued.
+    devices: Vec<LeaseId>,
 }
 
 impl Endpoints {
@@ -77,7 +77,7 @@ impl Endpoints {
         let Some(endpoint) = self.each.get_mut(&to) else { return };
         endpoint.flush();
         let now = Instant::now();
-        self.ports_told_at.extend(endpoint.ports.drain(..).map(|lease| (lease, now)));
+        self.frontends_told_at.extend(endpoint.devices.drain(..).map(|lease| (lease, now)));
         if matches!(to.role, Role::NetBackend | Role::BlkBackend) {
             self.backends_told_at = Some(now);
         }
@@ -118,7 +118,7 @@ impl Endpoint {
             bell: Doorbell::connect(&path),
             listener,
             unheard: 0,
-            ports: Vec::new(),
+            devices: Vec::new(),
         };
         for _ in 0..2 {
             this.controller.ready();
@@ -131,8 +131,10 @@ impl Endpoint {
     /// Queues a command as the controller's port does.
     fn send(&mut self, command: &Command) -> Result<()> {
         self.unheard += 1;
-        if let Command::Apply { object: Object::Port(port), .. } = command {
-            self.ports.push(port.lease);
+        match command {
+            Command::Apply { object: Object::Port(port), .. } => self.devices.push(port.lease),
+            Command::Apply { object: Object::Disk(disk), .. } => self.devices.push(disk.lease),
+            _ => {}
         }
         let payload = serde_json::to_vec(command)?;
         self.controller.request(&payload, Instant::now() + DEADLINE).context("a command was not queued")?;

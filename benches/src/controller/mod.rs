@@ -9,7 +9,8 @@
 //! ones as have as much memory together, by turns.
 //!
 //! Then the controller's thread around it, with its disk, in pods whose endpoints obey at once: how long after a report of a NIC's
-//! failure the last frontend concerned was told that its lease has moved, and how long after a request for an instance there is an answer.
+//! failure the last frontend concerned was told that its lease has moved, and after an SSD's that its disk answers errors, and how long after
+//! a request for an instance there is an answer.
 
 mod conduct;
 mod endpoint;
@@ -145,6 +146,9 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
         let figure = |what: &str, ms: f64| Figure::new(name(what), ms, "ms");
         figures.push(figure("failure-to-last-command", one.failure.median).with_goal(Goal::AtMost(1.0)));
         figures.push(figure("failure-to-last-backend", one.backends.median));
+        figures
+            .push(figure("ssd-failure-to-last-command", one.ssd_failure.median).with_goal(Goal::AtMost(1.0)));
+        figures.push(figure("ssd-failure-to-last-command-p99", one.ssd_failure.p99));
         figures.push(figure("failure-to-last-command-p99", one.failure.p99));
         figures.push(figure("failure-to-last-command-worst", one.failure.worst));
         figures.push(figure("failure-beside-snapshot", one.beside_snapshot.median));
@@ -161,7 +165,7 @@ pub(crate) fn run(options: &Options, output: &Path) -> Result<()> {
 
 fn print_thread_title() {
     println!(
-        "\n{:>6} {:>7} {:>9} {:>6} {:>30} {:>11} {:>22} {:>30} {:>12}",
+        "\n{:>6} {:>7} {:>9} {:>6} {:>30} {:>11} {:>22} {:>30} {:>6} {:>31} {:>12}",
         "hosts",
         "leases",
         "commands",
@@ -170,6 +174,8 @@ fn print_thread_title() {
         "backends",
         "decided/kept/sent in",
         "while all is written",
+        "disks",
+        "an SSD's failure: p50/p99/most",
         "an instance"
     );
 }
@@ -179,7 +185,7 @@ fn print_thread(hosts: u16, one: &conduct::Conduct) {
         |times: &conduct::Times| format!("{:.2}/{:.2}/{:.2} ms", times.median, times.p99, times.worst);
     let [decided, kept, sent] = one.steps_ms;
     println!(
-        "{hosts:>6} {:>7} {:>9} {:>6} {:>30} {:>8.2} ms {:>22} {:>30} {:>9.2} ms",
+        "{hosts:>6} {:>7} {:>9} {:>6} {:>30} {:>8.2} ms {:>22} {:>30} {:>6} {:>31} {:>9.2} ms",
         one.leases,
         one.told,
         one.ports,
@@ -187,6 +193,8 @@ fn print_thread(hosts: u16, one: &conduct::Conduct) {
         one.backends.median,
         format!("{decided:.2}/{kept:.2}/{sent:.2} ms"),
         shown(&one.beside_snapshot),
+        one.disks,
+        shown(&one.ssd_failure),
         one.create_ms
     );
 }

@@ -169,7 +169,8 @@ pub(super) fn nic_report(number: u32, backup: bool) -> DeviceReport {
     }
 }
 
-fn ssd_report(number: u32) -> DeviceReport {
+/// What a daemon says of an SSD.
+pub(super) fn ssd_report(number: u32) -> DeviceReport {
     DeviceReport::Ssd {
         name: format!("ssd{number}"),
         driver: "null".to_owned(),
