@@ -53,10 +53,14 @@ fn named(expression: &str) -> BTreeSet<&str> {
     words.filter(|word| word.starts_with("wadi_")).collect()
 }
 
+fn nothing_speaks_against(page: &str) {
+    let said = promtool(&["check", "metrics"], page, Path::new("."));
+    assert_eq!(said, "");
+}
+
 #[test]
 fn promtool_has_nothing_against_the_metrics() {
-    let said = promtool(&["check", "metrics"], &page(), Path::new("."));
-    assert_eq!(said, "");
+    nothing_speaks_against(&page());
 }
 
 #[test]
@@ -102,6 +106,7 @@ fn whoever_watches_controllers_sees_that_none_leads() {
                 (is(&replicas, replica, "has_leader 1") && is(&replicas, replica, &leads)).then_some(())
             });
             until("readiness", || replicas.client(replica).ready().ok());
+            nothing_speaks_against(&replicas.client(replica).metrics().expect("it answers"));
         }
         until("all changes", || is(&replicas, leader, "behind_changes{replica=\"0\"} 0").then_some(()));
         let left = if led { leader } else { (leader + 1) % 3 };
@@ -111,6 +116,7 @@ fn whoever_watches_controllers_sees_that_none_leads() {
         }
         until("it to be seen", || is(&replicas, left, "has_leader 0").then_some(()));
         assert!(is(&replicas, left, "leads 0"), "it leads nobody");
+        nothing_speaks_against(&replicas.client(left).metrics().expect("it answers"));
         let refused = replicas.client(left).ready().expect_err("nothing can be changed");
         assert_eq!(refused.status(), Some(503), "{refused}");
         for replica in gone {

@@ -28,6 +28,8 @@ pub(crate) struct Replicas {
     pub(crate) listen: BTreeMap<u16, String>,
     /// Those that do not find the pool where the others have it.
     pub(crate) outside: BTreeSet<u16>,
+    /// How long they wait for a leader that says nothing, in ms.
+    pub(crate) election_ms: u32,
 }
 
 impl Replicas {
@@ -40,6 +42,8 @@ impl Replicas {
             sections: BTreeMap::new(),
             listen: BTreeMap::new(),
             outside: BTreeSet::new(),
+            // Calm enough for a machine with much else to do.
+            election_ms: 400,
         }
     }
 
@@ -78,9 +82,9 @@ impl Replicas {
         let root = self.root.display();
         let state = if replica == 0 { "state".to_owned() } else { format!("replica{replica}") };
         let path = self.root.join(format!("replica{replica}.toml"));
-        let time = |name: &str, default| std::env::var(name).unwrap_or_else(|_| String::from(default));
-        // Calm enough for a machine with much else to do.
-        let (heartbeat, election) = (time("WADI_HEARTBEAT_MS", "100"), time("WADI_ELECTION_MS", "400"));
+        let time = |name: &str, default: u32| std::env::var(name).unwrap_or_else(|_| default.to_string());
+        let (heartbeat, election) =
+            (time("WADI_HEARTBEAT_MS", 100), time("WADI_ELECTION_MS", self.election_ms));
         let (pool, outside) =
             if self.outside.contains(&replica) { ("nowhere/pool", "outside = true\n") } else { ("pool", "") };
         let text = format!(
