@@ -89,6 +89,10 @@ impl Pod {
         let endpoint = EndpointId::new(HostId::new(2), Role::NetBackend);
         self.apply(&Command::Silent { endpoint })?;
         self.apply(&Command::FenceExpired { endpoint, incarnation: 1 })?;
+        // Backups are chosen with whatever is commanded next, which may be nothing.
+        while self.state.lacks_backups() {
+            self.apply(&Command::nothing())?;
+        }
         let left = self
             .state
             .leases
