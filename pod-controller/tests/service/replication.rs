@@ -123,6 +123,12 @@ fn single_controller_grows_to_three_whose_leaders_may_die() {
     let rest: Vec<u16> = (0..3).filter(|replica| *replica != gone).collect();
     replicas.leader(&rest);
     assert_eq!(replicas.client(leader).remove_controller(gone).expect_err("gone").status(), Some(404));
+
+    // So is the leader, whoever is asked; as it runs, it comes back, to one that leads by then.
+    let left = (leader + 2) % 3;
+    replicas.client(left).remove_controller(leader).expect("removed");
+    until("the other one to lead", || (replicas.leader(&rest) == left).then_some(()));
+    create(&replicas.client(leader), "after-it-led");
 }
 
 #[test]
