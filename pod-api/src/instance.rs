@@ -35,6 +35,10 @@ pub struct Instance {
     /// The instance type that it was made of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance_type: Option<String>,
+    /// The volume that the controller made it for: it has no VM, and is there for its host's frontend to copy that volume, which no
+    /// other instance uses. It goes when that is done, and when somebody uses the volume.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copies: Option<String>,
     /// Whether its VMM listens on the sockets of its devices, instead of connecting to them.
     #[serde(default)]
     pub vmm_listens: bool,

@@ -10,6 +10,7 @@
 //! | [`replication`] | several controllers that know the same |
 //! | [`reconcile`] | makes endpoints have what the state wants |
 //! | [`controller`] | the thread around these: endpoints' reports in, commits, effects out |
+//! | [`copiers`] | has what no instance uses copied |
 //! | [`rest`], [`view`], [`metrics`] | what is shown of it |
 //! | [`reload`] | what is read anew while it runs |
 
@@ -18,6 +19,7 @@
 pub mod balance;
 pub mod config;
 pub mod controller;
+pub mod copiers;
 mod file_stamp;
 pub mod journal;
 pub mod link_policy;

@@ -10,6 +10,7 @@ use clap::Parser;
 use cxl_pool::Pool;
 use pod_controller::config::Config;
 use pod_controller::controller::{Controller, ControllerError, EtcdController, Handle};
+use pod_controller::copiers;
 use pod_controller::reload::Reload;
 use pod_controller::replication::Replica;
 use pod_controller::rest::{self, Access, Listeners};
@@ -115,6 +116,7 @@ fn run(arguments: &Arguments, stop: &StopSignal) -> anyhow::Result<Exit> {
     let address = listeners.tcp_address();
     let reload = Reload::new(&arguments.config, &loaded, (&access, &handle), &listeners, core.replica());
     runtime.spawn(reload_on(hangup, reload));
+    runtime.spawn(copiers::run(handle.clone()));
     let router = access.guard(rest::router(handle.clone()));
     let serving = runtime.spawn(listeners.serve(router));
     let core = std::thread::Builder::new()

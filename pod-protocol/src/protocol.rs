@@ -127,6 +127,8 @@ impl Protocol {
     /// The first minor in which a striped volume is created with what it is sure of. Controllers of the one before would overlook that, and place it
     /// where there is no room for it.
     pub const RESERVES_STRIPED: u16 = 1;
+    /// The first minor in which volumes that no instance uses are copied.
+    pub const HAS_COPIERS: u16 = 1;
 
     /// The version of this release's major with another minor.
     #[must_use]

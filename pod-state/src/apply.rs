@@ -122,6 +122,8 @@ impl State {
                     self.create_instance(&wanted, effects)?;
                 }
             }
+            Command::CreateCopier { volume, host } => self.create_copier(*volume, *host, effects)?,
+            Command::EndCopier { instance } => self.end_copier(*instance, effects)?,
             // It is taken apart before it gets here.
             Command::Request { .. } => {}
             Command::Relieve { nics, measured, resting, relief } => {

@@ -44,6 +44,9 @@ impl State {
         if read_only.is_some() {
             self.check_unused(id)?;
         }
+        if read_only.is_some() {
+            self.end_copier_of(id, effects)?;
+        }
         let Some(volume) = self.volumes.get_mut(&id) else { return Ok(()) };
         let mut changes = Vec::new();
         if let Some(size_bytes) = size_bytes.filter(|&size| size != volume.size_bytes) {
@@ -73,7 +76,9 @@ impl State {
 
     /// Refuses to change what a guest is told once, when it begins with a disk.
     fn check_unused(&self, id: VolumeId) -> Result<(), Refusal> {
-        let Some(lease) = self.lease_of_volume(id) else { return Ok(()) };
+        let Some(lease) = self.lease_of_volume(id).filter(|lease| !self.is_copiers(lease)) else {
+            return Ok(());
+        };
         let holder = self.instances.get(&lease.instance).map_or("an instance", |it| it.name.as_str());
         let detail = format!(
             "{holder} uses the volume, and a guest is told whether it may write when it begins with a disk: detach it first (podctl \

@@ -1,14 +1,14 @@
 use std::collections::BTreeSet;
 
 use cxl_pool::{EndpointId, HostId};
-use pod_protocol::ids::{LeaseGeneration, LeaseId, MacAddress, RegionId, VolumeId};
+use pod_protocol::ids::{InstanceId, LeaseGeneration, LeaseId, RegionId, VolumeId};
 use pod_protocol::objects::{NicPolicy, Priority, Qos};
 use pod_protocol::reports::{DeviceReport, Join};
 use serde::{Deserialize, Serialize};
 
 use super::{
     DeviceId, Expected, FabricWish, Groups, IdempotencyKey, InstanceType, Labelled, Labels, Mchannel,
-    Measured, Options, Relief,
+    Measured, NicWish, Options, Relief,
 };
 
 /// A fact or a wish, as it stands in the log.
@@ -311,6 +311,18 @@ pub enum Command {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         priority: Option<Priority>,
     },
+    /// A frontend is to copy a volume that no instance uses.
+    CreateCopier {
+        /// Which volume.
+        volume: VolumeId,
+        /// The frontend's host.
+        host: HostId,
+    },
+    /// There is nothing left for a copier to do.
+    EndCopier {
+        /// Which one.
+        instance: InstanceId,
+    },
     /// Somebody gives an instance another priority.
     SetPriority {
         /// Its name.
@@ -465,33 +477,4 @@ const fn one() -> u8 {
 
 const fn yes() -> bool {
     true
-}
-
-/// What is asked of a NIC; the controller chooses the rest.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NicWish {
-    /// Its name within the instance.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub device: Option<String>,
-    /// Its address.
-    pub mac: Option<MacAddress>,
-    /// The largest packet without the Ethernet header.
-    pub mtu: Option<u16>,
-    /// Pairs of queues.
-    pub queue_pairs: Option<u16>,
-    /// What the instance may do with it.
-    #[serde(default)]
-    pub policy: NicPolicy,
-    /// How much of a NIC it is to be sure of, in Mbit/s; 0 for nothing.
-    #[serde(default)]
-    pub reserved_mbps: u64,
-    /// Served by another host than all others with this name.
-    #[serde(default)]
-    pub apart: Option<String>,
-    /// Served by the same host as others with this name, where that can be.
-    #[serde(default)]
-    pub together: Option<String>,
-    /// So many NICs of a link aggregation group are to be in use at the same time, at least.
-    #[serde(default)]
-    pub rails: Option<u8>,
 }

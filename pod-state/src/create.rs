@@ -7,6 +7,7 @@ use pod_protocol::ids::{InstanceId, LeaseGeneration, LeaseId, MacAddress, Volume
 use pod_protocol::objects::{Priority, Qos, RAILS_MAX};
 
 use super::change_volume::check_qos;
+use super::copiers::COPIERS_DISK;
 use super::groups::check_group_name;
 use super::nic_policy::check_policy;
 use super::place_nic::{MTU_MIN, NicPlace};
@@ -37,6 +38,7 @@ pub(super) struct Wanted<'a> {
     pub(super) vmm_listens: bool,
     pub(super) ram_bytes: Option<u64>,
     pub(super) priority: Option<Priority>,
+    pub(super) copier: bool,
 }
 
 impl<'a> Wanted<'a> {
@@ -57,7 +59,8 @@ impl<'a> Wanted<'a> {
         };
         let instance_type = instance_type.as_deref();
         let (host, vmm_listens, ram_bytes, priority) = (*host, *vmm_listens, *ram_bytes, *priority);
-        Some(Self { name, host, nics, volumes, instance_type, vmm_listens, ram_bytes, priority })
+        let copier = false;
+        Some(Self { name, host, nics, volumes, instance_type, vmm_listens, ram_bytes, priority, copier })
     }
 }
 
@@ -140,7 +143,7 @@ impl State {
             let priority = wanted.priority.or(instance_type.priority).unwrap_or_default();
             let id = state.begin_instance(wanted, (nics.len(), priority), effects);
             state.add_nics(id, wanted, nics)?;
-            state.add_disks(id, wanted)?;
+            state.add_disks(id, wanted, effects)?;
             state.promise_iops(volumes, instance_type.volume_iops)?;
             state.settle(effects);
             state.check_made(id)
@@ -163,6 +166,7 @@ impl State {
             incoming: None,
             instance_type: wanted.instance_type.map(str::to_owned),
             vmm_listens: wanted.vmm_listens,
+            copier: wanted.copier,
             labels: Labels::new(),
             priority,
             ram: wanted.ram_bytes.map(|bytes| GuestRam::new(LineCount::covering(bytes))),
@@ -170,19 +174,18 @@ impl State {
             disks: Vec::new(),
         };
         self.instances.insert(id, instance);
-        effects.push(Effect::event(
-            EventKind::InstanceCreated,
-            wanted.name,
-            format!(
-                "on {}, with {} and {}{}",
-                self.host_name(wanted.host),
+        let ram = wanted.ram_bytes.map(|bytes| format!(", its RAM of {} in the pool", ByteSize::new(bytes)));
+        let has = match wanted.volumes {
+            [volume] if wanted.copier => format!("for it to copy {volume}, which no instance uses"),
+            volumes => format!(
+                "with {} and {}{}",
                 Count(nics, "NIC"),
-                Count(wanted.volumes.len(), "volume"),
-                wanted.ram_bytes.map_or_else(String::new, |bytes| {
-                    format!(", its RAM of {} in the pool", ByteSize::new(bytes))
-                })
+                Count(volumes.len(), "volume"),
+                ram.unwrap_or_default()
             ),
-        ));
+        };
+        let message = format!("on {}, {has}", self.host_name(wanted.host));
+        effects.push(Effect::event(EventKind::InstanceCreated, wanted.name, message));
         id
     }
 
@@ -312,7 +315,12 @@ impl State {
         }
     }
 
-    pub(super) fn add_disks(&mut self, instance: InstanceId, wanted: &Wanted<'_>) -> Result<(), Refusal> {
+    pub(super) fn add_disks(
+        &mut self,
+        instance: InstanceId,
+        wanted: &Wanted<'_>,
+        effects: &mut Vec<Effect>,
+    ) -> Result<(), Refusal> {
         for volume_name in wanted.volumes {
             // As for NICs: those before it count, and are looked up rather than sought among all of the pod's.
             if !self.leases.is_followed() {
@@ -321,6 +329,7 @@ impl State {
             let volume =
                 self.volume_named(volume_name).ok_or_else(|| Refusal::not_found("volume", volume_name))?;
             let (id, read_only) = (volume.id, volume.read_only);
+            self.end_copier_of(id, effects)?;
             if let Some(lease) = self.lease_of_volume(id) {
                 let holder =
                     self.instances.get(&lease.instance).map_or("another instance", |it| it.name.as_str());
@@ -338,7 +347,8 @@ impl State {
                 if volume_name.len() <= SERIAL_BYTES_MAX { volume_name.clone() } else { id.to_string() };
             let queues = self.options.disk_queues;
             let kind = LeaseKind::Disk { volume: id, serial, queues, read_only, clean_for: BTreeMap::new() };
-            let lease = self.add_lease(instance, wanted, volume_name.clone(), kind)?;
+            let device = if wanted.copier { COPIERS_DISK } else { volume_name.as_str() };
+            let lease = self.add_lease(instance, wanted, device.to_owned(), kind)?;
             if let Some(instance) = self.instances.get_mut(&instance) {
                 instance.disks.push(lease);
             }

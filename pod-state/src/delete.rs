@@ -7,6 +7,7 @@ use super::{Effect, GuestRam, Kind, Refusal, RefusalKind, Replica, State};
 impl State {
     pub(super) fn delete_volume(&mut self, name: &str, effects: &mut Vec<Effect>) -> Result<(), Refusal> {
         let id = self.volume_named(name).ok_or_else(|| Refusal::not_found("volume", name))?.id;
+        self.end_copier_of(id, effects)?;
         if let Some(lease) = self.lease_of_volume(id) {
             let holder = self.instances.get(&lease.instance).map_or("an instance", |it| it.name.as_str());
             return Err(Refusal::new(

@@ -48,12 +48,13 @@ impl State {
             vmm_listens,
             ram_bytes: None,
             priority: None,
+            copier: false,
         };
         self.check_devices(&wanted, &nics, Some(id))?;
         let before: BTreeSet<LeaseId> = self.lease_ids_of(id).into_iter().collect();
         self.attempt(effects, |state, effects| {
             state.add_nics(id, &wanted, &nics)?;
-            state.add_disks(id, &wanted)?;
+            state.add_disks(id, &wanted, effects)?;
             state.promise_iops(&volumes, instance_type.volume_iops)?;
             let mut new = state.lease_ids_of(id);
             new.retain(|lease| !before.contains(lease));

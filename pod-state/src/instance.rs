@@ -21,6 +21,9 @@ pub struct Instance {
     /// Its VMM listens on the sockets of its devices, and the frontends connect.
     #[serde(default)]
     pub vmm_listens: bool,
+    /// It has no VM: it is there so that the frontend of its host copies its volume.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub copier: bool,
     /// Words to find it by.
     #[serde(default, skip_serializing_if = "super::Labels::is_empty")]
     pub labels: super::Labels,

@@ -59,6 +59,9 @@ impl State {
             Command::DeleteDevice { .. } if minor < Protocol::DELETES_DEVICES => {
                 Err(not_yet("devices are deleted without their hosts", Protocol::DELETES_DEVICES))
             }
+            Command::CreateCopier { .. } | Command::EndCopier { .. } if minor < Protocol::HAS_COPIERS => {
+                Err(not_yet("volumes that no instance uses are copied", Protocol::HAS_COPIERS))
+            }
             _ => Ok(()),
         }
     }
@@ -89,6 +92,14 @@ impl State {
         if self.options.protocol_minor < Protocol::PROTECTS_VOLUMES {
             self.forget_protection(effects);
         }
+        if !self.has_copiers() {
+            self.forget_copiers(effects);
+        }
+    }
+
+    /// Whether instances may be there only for their frontend to copy. Replicas of 1.0 would take them for somebody's.
+    pub(super) fn has_copiers(&self) -> bool {
+        self.options.protocol_minor >= Protocol::HAS_COPIERS
     }
 
     /// Whether SSDs are known by what stands on them. Replicas of 1.0 go by their names.

@@ -47,10 +47,12 @@ pub(crate) enum Deed {
     FailedBack,
     /// An instance got a share of the fabric.
     Shared,
+    /// A volume that nobody used was to be copied.
+    Copied,
 }
 
 impl Deed {
-    pub(crate) const ALL: [Self; 21] = [
+    pub(crate) const ALL: [Self; 22] = [
         Self::Instance,
         Self::Typed,
         Self::Grouped,
@@ -72,6 +74,7 @@ impl Deed {
         Self::Trusted,
         Self::FailedBack,
         Self::Shared,
+        Self::Copied,
     ];
 
     /// What a command that was granted did.
@@ -94,7 +97,7 @@ impl Deed {
             Command::CreateStriped { .. } => Some(Self::Striped),
             Command::CreateVolume { replicas: 2.., .. } => Some(Self::Mirrored),
             Command::ChangeVolume { groups: Some(_), .. } => Some(Self::Regrouped),
-            Command::AddReplica { .. } => Some(Self::Moved),
+            Command::AddReplica { replaces: Some(_), .. } => Some(Self::Moved),
             Command::RemoveReplica { .. } => Some(Self::Reduced),
             Command::Drain { .. } => Some(Self::Drained),
             Command::ActivateMigration { .. } => Some(Self::Migrated),
@@ -107,6 +110,7 @@ impl Deed {
             Command::ReleaseLink { .. } => Some(Self::Trusted),
             Command::FailBack { .. } => Some(Self::FailedBack),
             Command::SetMchannel { .. } => Some(Self::Shared),
+            Command::CreateCopier { .. } => Some(Self::Copied),
             _ => None,
         };
         let more = [

@@ -27,6 +27,8 @@ use crate::link_policy::{FailBack, LinkPolicy};
 
 /// How often every slot of the pool is looked at.
 pub(super) const SWEEP_US: u64 = 20_000;
+/// How often is looked for what has to be copied and nobody uses.
+const COPIERS_EVERY_US: u64 = 100_000;
 /// How long the longest slice is.
 pub(super) const SLICE_MAX_US: u64 = 2000;
 /// How many instances are asked for at once before anything goes wrong.
@@ -266,7 +268,7 @@ impl Pod {
         self.world().physical.schedule(after, Happening::ControllerStarts);
     }
 
-    fn slice(&mut self, wishes: Vec<Command>) -> Result<(), String> {
+    fn slice(&mut self, mut wishes: Vec<Command>) -> Result<(), String> {
         let until = self.now_us() + self.size.slice_us;
         loop {
             let world = self.world();
@@ -293,6 +295,9 @@ impl Pod {
         let Some(conductor) = &mut self.conductor else { return Ok(()) };
         if until.is_multiple_of(SWEEP_US) {
             conductor.world.sweep();
+        }
+        if until.is_multiple_of(COPIERS_EVERY_US) {
+            wishes.extend(conductor.state.copiers_due());
         }
         let now = conductor.world.instant();
         if wishes.is_empty() && conductor.world.is_calm() && self.due.is_none_or(|due| due > now) {

@@ -59,7 +59,7 @@ pub(super) fn of_host(host: &Host) -> Vec<Condition> {
     ]
 }
 
-/// `stay` are the volumes that do not leave it by themselves, although it is to be empty.
+/// `stay` are the volumes that have yet to leave it, although nobody uses them, since it is to be empty.
 pub(super) fn of_device(device: &Device, stay: &[&str]) -> Vec<Condition> {
     let works = matches!(device.health, DeviceHealth::Up | DeviceHealth::Held);
     let reason = device.reason.clone().unwrap_or_else(|| "it does not work".to_owned());
@@ -80,16 +80,16 @@ pub(super) fn of_device(device: &Device, stay: &[&str]) -> Vec<Condition> {
     ]
 }
 
-/// What to do about volumes that nobody uses, and nobody copies therefore.
+/// Volumes that nobody uses leave when a copier has come to them.
 fn left_alone(stay: &[&str]) -> Option<String> {
     let (first, others) = stay.split_first()?;
     Some(match others.len() {
-        0 => format!("{first} stays, since no instance uses it: it leaves while one does, also without a VM"),
-        more => {
-            format!(
-                "{first} and {more} more stay, since no instance uses them: they leave while one does, also without a VM"
-            )
-        }
+        0 => format!(
+            "{first}, which no instance uses, has yet to be copied to another SSD that has room for it"
+        ),
+        more => format!(
+            "{first} and {more} more, which no instance uses, have yet to be copied to other SSDs that have room for them"
+        ),
     })
 }
 

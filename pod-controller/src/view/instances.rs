@@ -180,6 +180,7 @@ impl View {
             resource_version: self.state.instance_version(instance),
             host: self.state.host_name(instance.host),
             instance_type: instance.instance_type.clone(),
+            copies: self.state.copied_by(instance).map(|volume| volume.name.clone()),
             vmm_listens: instance.vmm_listens,
             priority: instance.priority.get(),
             ram: self.show_ram(instance, false),

@@ -5,6 +5,7 @@ mod access;
 mod browser;
 mod commands;
 mod completion;
+mod copiers;
 mod crowds;
 mod deleted_devices;
 mod etcd;

@@ -170,6 +170,7 @@ pub(super) fn commands(state: &State, step: &Step) -> Vec<Command> {
         }
         Step::DeleteVolume { name } => vec![Command::DeleteVolume { name: format!("vol{name}") }],
         Step::WipeAll => wipe_all(state),
+        Step::Copiers => state.copiers_due(),
         Step::CreateInstance { name, host, nics, ref volumes, mac, ask } => {
             let mac = mac.map(|last| pod_protocol::ids::MacAddress::new([2, 0, 0, 0, 0, last]));
             let reserved_mbps = if ask.by_type { 0 } else { ask.reserved_mbps };

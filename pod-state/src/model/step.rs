@@ -144,6 +144,7 @@ pub(super) enum Step {
         lose_data: bool,
     },
     WipeAll,
+    Copiers,
     CreateInstance {
         name: u8,
         host: u16,
@@ -302,6 +303,7 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
         2 => (host.clone(), prop::option::of(0_u8..2), prop::bool::weighted(0.7))
             .prop_map(|(host, nic, lose_data)| Step::DeleteDevice { host, nic, lose_data }),
         1 => Just(Step::WipeAll),
+        2 => Just(Step::Copiers),
         5 => (0_u8..5, host, 0_usize..3, prop::collection::vec(0_u8..5, 0..3), prop::option::of(0_u8..4), ask()).prop_map(
             |(name, host, nics, volumes, mac, ask)| Step::CreateInstance { name, host, nics, volumes, mac, ask }
         ),

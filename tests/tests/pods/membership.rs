@@ -1,13 +1,15 @@
 //! Hosts and devices join a pod and leave it while a guest writes, verifies and is reached.
 
 use std::fmt::Write as _;
+use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use std::{fs, thread};
 
 use guest_images::{Guest, Silent};
-use pod_api::{AddReplica, Condition, CreateInstance, CreateVolume, DeviceHealth, DeviceKind};
+use pod_api::{AddReplica, CreateVolume, DeviceHealth, DeviceKind, Volume};
 use wadi_tests::fio::{Job, Pattern, Report};
+use wadi_tests::looks::volume_on;
 use wadi_tests::pod::{CLIENT_ADDRESS, HostPlan, Pod, PodBuilder, PodVm, Role, VmShape};
 use wadi_tests::waiting::until;
 
@@ -73,23 +75,27 @@ fn unused(device: &str) -> CreateVolume {
     CreateVolume { device: Some(device.to_owned()), ..CreateVolume::new("unused", "8M".parse().unwrap()) }
 }
 
-/// A volume that no instance uses stays on an SSD that is to be empty, which says so, and leaves it once one uses it, without a VM.
-fn leave_with_an_instance(pod: &Pod, host: &str) {
-    let ssd = pod.api().device(host, "ssd0").unwrap();
-    let says = |it: &Condition| it.message.contains("unused stays, since no instance uses it");
-    assert!(ssd.conditions.iter().any(says), "{ssd:?}");
-    let request = CreateInstance {
-        name: "mover".to_owned(),
-        host: "h1".to_owned(),
-        volumes: vec!["unused".to_owned()],
-        ..CreateInstance::default()
-    };
-    pod.api().create_instance(&request, Duration::from_secs(30)).unwrap();
-    until("it to leave", || {
+/// Fills a volume that no instance uses.
+fn fill(pod: &Pod, volume: &Volume) -> Vec<u8> {
+    let bytes = (0..volume.size_bytes).map(|at| (at / 4096).to_le_bytes()[0] ^ at.to_le_bytes()[0]);
+    let data: Vec<u8> = bytes.collect();
+    let image = pod.directory().join(format!("{}.img", volume.device.replace('/', "-")));
+    let image = fs::File::options().write(true).open(image).unwrap();
+    image.write_all_at(&data, volume.start_bytes).unwrap();
+    image.sync_all().unwrap();
+    data
+}
+
+/// A volume that no instance uses leaves an SSD that is to be empty by itself, and whoever wants it then has all of it.
+fn leaves_by_itself(pod: &Pod, host: &str, data: &[u8]) {
+    let moved = until("it to leave", || {
         let volume = pod.api().volume("unused").unwrap();
-        (!volume.device.starts_with(host) && volume.replicas.is_empty()).then_some(())
+        let is_over = volume.replicas.is_empty() && volume.instance.is_none();
+        (!volume.device.starts_with(host) && is_over).then_some(volume)
     });
-    pod.api().delete_instance("mover").unwrap();
+    let (to, ssd) = moved.device.split_once('/').unwrap();
+    assert!(volume_on(pod, "unused", to, ssd).unwrap() == *data, "it is not what it was");
+    assert!(pod.api().instances().unwrap().iter().all(|it| it.copies.is_none()), "nobody is left");
     pod.api().delete_volume("unused").unwrap();
 }
 
@@ -145,8 +151,9 @@ fn hosts_and_devices_come_and_go_while_a_guest_works() {
         // The host that had all before leaves.
         assert!(pod.api().delete_host("h2").is_err(), "its daemons run");
         pod.api().create_volume(&unused("h2/ssd0")).unwrap();
+        let data = fill(&pod, &pod.api().volume("unused").unwrap());
         pod.api().drain_host("h2", true).unwrap();
-        leave_with_an_instance(&pod, "h2");
+        leaves_by_itself(&pod, "h2", &data);
         power_off(&mut pod, "h2");
         delete(&pod, "h2");
         answers(&vm);

@@ -382,6 +382,7 @@ mod tests {
             id: 1,
             host: "h1".to_owned(),
             instance_type: None,
+            copies: None,
             vmm_listens: false,
             priority: 300,
             ram: Some(GuestRam {

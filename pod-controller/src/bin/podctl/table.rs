@@ -204,6 +204,7 @@ pub(crate) fn instances(instances: &[Instance], wide: bool) -> String {
         let connected =
             instance.nics.iter().any(|nic| nic.connected) || instance.disks.iter().any(|disk| disk.connected);
         let status = match (instance.ready, connected) {
+            _ if instance.copies.is_some() => "copies",
             (false, _) => "waiting",
             (true, false) => "ready",
             (true, true) => "in use",

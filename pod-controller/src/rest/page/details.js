@@ -131,7 +131,7 @@ function instance(pod, name) {
   const nodes = [
     element("h2", `instance ${name}`),
     list("against", against(it.conditions)),
-    table([["host", it.host], ["type", it.instance_type], ["priority", it.priority], ["labels", labels(it)], ["version", it.resourceVersion]]),
+    table([["host", it.host], ["type", it.instance_type], ["copies", it.copies], ["priority", it.priority], ["labels", labels(it)], ["version", it.resourceVersion]]),
   ];
   nodes.push(it.migration
     ? actions(button("stay", { method: "DELETE", path: `${path}/migration`, question: `Give up the move of ${name}?`, consequence: `It stays on ${it.host}. A VMM on ${it.migration.to} loses its devices.` }, true))

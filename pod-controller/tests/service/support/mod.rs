@@ -24,6 +24,7 @@ use pod_api::client::Client;
 use pod_api::{CreateInstance, NicRequest};
 use pod_controller::config::Config;
 use pod_controller::controller::{Controller, ControllerError, EtcdController, Handle};
+use pod_controller::copiers;
 use pod_controller::rest::{self, Access, Listeners, TcpPolicy};
 use pod_controller::store::Store;
 use pod_protocol::config::HostConfig;
@@ -219,6 +220,7 @@ impl RunningController {
         let listeners = runtime.block_on(listeners).expect("a socket");
         let address = listeners.tcp_address();
         let access = Access::open(&config.access_policy()).expect("tokens");
+        runtime.spawn(copiers::run(handle.clone()));
         let serving = runtime.spawn(listeners.serve(access.guard(rest::router(handle.clone()))));
         Ok(Self { address, handle, runtime: Some(runtime), serving: Some(serving), thread: Some(thread) })
     }
