@@ -1,3 +1,5 @@
+use std::collections::BTreeMap;
+
 use pod_api::EventKind;
 use pod_protocol::ids::VolumeId;
 use pod_protocol::volume_table::{VolumeEntry, VolumeTable};
@@ -29,8 +31,8 @@ impl State {
         VolumeTable { volumes }
     }
 
-    /// The volumes of a table that this state knows nothing of. Deleted ones are nobody's loss. One that was adopted has another number
-    /// in a table that was read before its backend could keep that.
+    /// The volumes of a table that this state knows nothing of. Deleted ones are nobody's loss. One that was adopted has the number from before
+    /// in a table that was read before its backend could keep the new one.
     pub(super) fn strangers(&self, device: &DeviceId, table: &VolumeTable) -> Vec<VolumeEntry> {
         let is_on = |volume: &Volume, entry: &VolumeEntry| {
             let mut places = volume.all_places();
@@ -41,9 +43,10 @@ impl State {
             |entry: &&VolumeEntry| self.volumes.get(&entry.id).is_some_and(|volume| is_on(volume, entry));
         let living = table.volumes.iter().filter(|entry| !entry.deleted);
         let mut strangers: Vec<VolumeEntry> = living.filter(|entry| !is_known(entry)).cloned().collect();
-        if !strangers.is_empty() && self.decides_by_more() {
-            let near = self.volumes_near(device);
-            strangers.retain(|entry| !near.iter().any(|volume| is_on(volume, entry)));
+        if !strangers.is_empty() {
+            let adopted = self.volumes_near(device).into_iter().filter_map(|it| Some((it.adopted?, it)));
+            let adopted: BTreeMap<VolumeId, &Volume> = adopted.collect();
+            strangers.retain(|entry| !adopted.get(&entry.id).is_some_and(|volume| is_on(volume, entry)));
         }
         strangers
     }
@@ -106,19 +109,31 @@ impl State {
             // Its number may be another one's by now.
             self.last.volume += 1;
             let id = VolumeId::new(self.last.volume);
-            let VolumeEntry { name, start_bytes, size_bytes, .. } = entry;
+            let VolumeEntry { name, start_bytes, size_bytes, id: before, .. } = entry;
             effects.push(Effect::event(
                 EventKind::VolumeCreated,
                 name.clone(),
                 "it was found on its SSD and adopted",
             ));
             let replicas = vec![Replica::new(0, device.clone(), start_bytes)];
-            self.volumes.insert(id, Volume::new(id, name, replicas, size_bytes));
+            let adopted = self.decides_by_more().then_some(before);
+            self.volumes.insert(id, Volume { adopted, ..Volume::new(id, name, replicas, size_bytes) });
         }
         if let Some(Kind::Ssd { strangers, .. }) = self.devices.get_mut(device).map(|known| &mut known.kind) {
             strangers.clear();
         }
         Ok(())
+    }
+
+    /// Forgets which numbers volumes had that were adopted, since not all of the pod remembers them.
+    pub(super) fn forget_adoptions(&mut self) {
+        let adopted = self.volumes.values().filter(|it| it.adopted.is_some());
+        let adopted: Vec<VolumeId> = adopted.map(|it| it.id).collect();
+        for volume in adopted {
+            if let Some(volume) = self.volumes.get_mut(&volume) {
+                volume.adopted = None;
+            }
+        }
     }
 
     /// A deleted volume was wiped: its place is free.
@@ -273,6 +288,30 @@ mod tests {
         moved.volumes[1].start_bytes += 16 * MIB;
         joined(&mut new, 4, moved);
         assert_eq!(kept(&new), None);
+    }
+
+    /// A state from a backup knows less than the SSD: what lies there by now is not what lay there then, whatever it is called.
+    #[test]
+    fn a_volume_that_took_anothers_name_and_place_is_a_stranger_to_an_older_state() {
+        for is_deleted in [false, true] {
+            let mut now = State::new(options(256));
+            now.options.protocol_minor = Protocol::DECIDES_BY_MORE;
+            joined(&mut now, 1, VolumeTable::default());
+            create(&mut now, "a").unwrap();
+            let id = now.volume_named("a").unwrap().id;
+            let mut before = now.clone();
+            let delete = Command::DeleteVolume { name: "a".to_owned() };
+            now.apply(&delete).unwrap();
+            if is_deleted {
+                before = now.clone();
+            }
+            now.apply(&Command::VolumeWiped { device: device(), volume: id }).unwrap();
+            create(&mut now, "a").unwrap();
+            let table = kept(&now).unwrap();
+            assert_eq!(table.volumes[0].start_bytes, MIB, "where the other one lay");
+            joined(&mut before, 2, table);
+            assert_eq!(kept(&before), None, "it is neither overwritten nor wiped");
+        }
     }
 
     #[test]

@@ -95,6 +95,9 @@ impl State {
         if !self.has_copiers() {
             self.forget_copiers(effects);
         }
+        if !self.decides_by_more() {
+            self.forget_adoptions();
+        }
     }
 
     /// Whether instances may be there only for their frontend to copy. Replicas of 1.0 would take them for somebody's.

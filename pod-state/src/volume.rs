@@ -52,6 +52,9 @@ pub struct Volume {
     /// Guests only read it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub read_only: bool,
+    /// The number under which it was found on its SSD, if it was adopted from there: the SSD may know no other one yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adopted: Option<VolumeId>,
 }
 
 /// A place where a volume lies.
@@ -106,6 +109,7 @@ impl Volume {
             labels: Labels::new(),
             groups: Groups::default(),
             read_only: false,
+            adopted: None,
         }
     }
 
