@@ -23,7 +23,8 @@ impl State {
         by_itself || self.drained_hosts.contains(&id.host)
     }
 
-    /// The volumes that stay on an SSD that is to be empty, in the order of their numbers, since no instance uses them: frontends copy.
+    /// The volumes that stay on an SSD that is to be empty, in the order of their numbers, until a [copier](Self::copiers_due) comes, since no
+    /// instance uses them: frontends copy.
     pub fn that_stay_on<'a>(&'a self, id: &'a DeviceId) -> impl Iterator<Item = &'a Volume> {
         let drained = self.is_drained(id);
         let volumes = self.volumes.values().filter(move |_| drained);
@@ -120,7 +121,8 @@ impl State {
         }
     }
 
-    /// Whether a lease that found no way out of its drained NIC has one by now: another one that left was in its way, or left room for it.
+    /// Whether a lease that found no way out of its drained NIC has one by now: another one that left it, or that moved for some other reason,
+    /// was in its way, or left room for it.
     pub(super) fn has_way_out(&self) -> bool {
         self.decides_by_more()
             && self.work().any(|work| work.has_less_load)

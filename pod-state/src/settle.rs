@@ -85,6 +85,10 @@ impl State {
             return self.settle(effects);
         }
         if self.has_way_out() {
+            // What finds no room is all that is looked at again for that, and not all of the pod.
+            if let Some(found) = &mut self.known.0 {
+                found.wanting = Some(wanting);
+            }
             // Each time one more leaves at least.
             return self.settle(effects);
         }

@@ -44,6 +44,9 @@ impl Around<'_> {
 
     /// Some are of a kind that somebody has described.
     pub(super) fn known_type(&mut self) -> Option<String> {
+        if !self.grouped {
+            return None;
+        }
         let known: Vec<&String> = self.state.into_iter().flat_map(|state| state.types.keys()).collect();
         let name = self.dice.pick(&known).map(|name| (*name).clone());
         name.filter(|_| self.dice.once_in(3))

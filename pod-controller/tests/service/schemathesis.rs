@@ -106,8 +106,8 @@ fn replicas_that_do_not_lead_answer_as_described() {
     pod.stop_controller();
     let listening = addresses(3);
     let mut replicas = Replicas::new(pod.directory.path());
-    // While another one is elected they answer 503, as they should, and as this would count against them. So the leader is not to be lost
-    // to a busy machine, nor removed by the tester, which a test of replicas does.
+    // While another one is elected they answer 503, as they should, which the tester counts as a fault. So the leader is not to be lost to a
+    // busy machine, nor removed by the tester; a test of replicas removes it.
     replicas.election_ms = 10_000;
     for (replica, address) in (0..).zip(&listening) {
         replicas.listen.insert(replica, format!("listen-tcp = '{address}'\n{NO_LIMIT}"));

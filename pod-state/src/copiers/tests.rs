@@ -68,8 +68,8 @@ fn lies_on(state: &State) -> Vec<DeviceId> {
 fn copied(state: &State, host: u16) -> Command {
     let endpoint = endpoint(host, Role::BlkFrontend);
     let lease = state.lease_of_volume(volume(state).id).expect("a copier").id;
-    let stale = volume(state).replicas.iter().find(|it| it.stale).expect("it is being copied");
-    Command::ReplicaSynced { endpoint, lease, replica: stale.number, epoch: volume(state).epoch }
+    let place = volume(state).replicas.iter().find(|it| it.stale).expect("it is being copied");
+    Command::ReplicaSynced { endpoint, lease, replica: place.number, epoch: volume(state).epoch }
 }
 
 #[test]

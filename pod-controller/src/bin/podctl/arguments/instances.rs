@@ -195,7 +195,7 @@ pub(crate) enum Types {
         /// What they get of devices that are short, next to others: 1 to 1000; 100 is usual
         #[arg(long, value_name = "NUMBER")]
         priority: Option<u16>,
-        /// A word to find it by; again for more. Its instances have labels of their own
+        /// A word to find it by; again for more. What is left out, it does not bear any more. Its instances have labels of their own
         #[arg(long = "label", value_name = "NAME=VALUE", value_parser = parse_label)]
         labels: Vec<(String, String)>,
     },
