@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 use pod_api::EventKind;
 use pod_protocol::ids::VolumeId;
@@ -33,7 +33,7 @@ impl State {
 
     /// The volumes of a table that this state knows nothing of. Deleted ones are nobody's loss. One that was adopted has the number from before
     /// in a table that was read before its backend could keep the new one.
-    pub(super) fn strangers(&self, device: &DeviceId, table: &VolumeTable) -> Vec<VolumeEntry> {
+    pub(super) fn strangers<'a>(&'a self, device: &'a DeviceId, table: &VolumeTable) -> Vec<VolumeEntry> {
         let is_on = |volume: &Volume, entry: &VolumeEntry| {
             let mut places = volume.all_places();
             volume.name == entry.name
@@ -44,9 +44,14 @@ impl State {
         let living = table.volumes.iter().filter(|entry| !entry.deleted);
         let mut strangers: Vec<VolumeEntry> = living.filter(|entry| !is_known(entry)).cloned().collect();
         if !strangers.is_empty() {
-            let adopted = self.volumes_near(device).into_iter().filter_map(|it| Some((it.adopted?, it)));
-            let adopted: BTreeMap<VolumeId, &Volume> = adopted.collect();
-            strangers.retain(|entry| !adopted.get(&entry.id).is_some_and(|volume| is_on(volume, entry)));
+            // Two SSDs may bear the same numbers, each of another controller.
+            let adopted = self.volumes_near(device).into_iter().filter_map(|it| Some((it, it.adopted?)));
+            let places = |(volume, number): (&'a Volume, VolumeId)| {
+                let here = volume.all_places().filter(|it| it.device == *device);
+                here.map(move |it| (number, volume.name.as_str(), it.start_bytes))
+            };
+            let adopted: BTreeSet<(VolumeId, &str, u64)> = adopted.flat_map(places).collect();
+            strangers.retain(|it| !adopted.contains(&(it.id, it.name.as_str(), it.start_bytes)));
         }
         strangers
     }
@@ -169,8 +174,12 @@ mod tests {
     }
 
     fn joined(state: &mut State, incarnation: u64, table: VolumeTable) {
-        let report = DeviceReport::Ssd {
-            name: "ssd0".to_owned(),
+        joined_with(state, incarnation, [("ssd0", table)]);
+    }
+
+    fn joined_with<const N: usize>(state: &mut State, incarnation: u64, ssds: [(&str, VolumeTable); N]) {
+        let report = |(name, table): (&str, VolumeTable)| DeviceReport::Ssd {
+            name: name.to_owned(),
             driver: "file".to_owned(),
             size_bytes: 64 * MIB,
             block_bytes: 512,
@@ -181,7 +190,7 @@ mod tests {
             iops: None,
             bytes_per_second: None,
         };
-        let join = join(2, vec![report]);
+        let join = join(2, ssds.map(report).into());
         state.apply(&Command::Join { endpoint: backend(), incarnation, join }).unwrap();
         check(state);
     }
@@ -288,6 +297,35 @@ mod tests {
         moved.volumes[1].start_bytes += 16 * MIB;
         joined(&mut new, 4, moved);
         assert_eq!(kept(&new), None);
+    }
+
+    /// They were kept by two controllers, each of which counted from one.
+    #[test]
+    fn ssds_that_bear_the_same_numbers_are_told_apart() {
+        let entry = |name: &str| VolumeEntry {
+            id: VolumeId::new(1),
+            name: name.to_owned(),
+            start_bytes: MIB,
+            size_bytes: 8 * MIB,
+            deleted: false,
+            mirror: None,
+            stripe: None,
+        };
+        let found = [("ssd0", "a"), ("ssd1", "b")];
+        let found = found.map(|(ssd, volume)| (ssd, VolumeTable { volumes: vec![entry(volume)] }));
+        let mut state = State::new(options(256));
+        state.options.protocol_minor = Protocol::DECIDES_BY_MORE;
+        joined_with(&mut state, 1, found.clone());
+        let ssds = found.clone().map(|(ssd, _)| DeviceId { name: ssd.into(), ..device() });
+        for device in ssds.clone() {
+            state.apply(&Command::AdoptVolumes { device }).unwrap();
+        }
+        joined_with(&mut state, 2, found);
+        let strangers = |ssd: &DeviceId| match &state.devices[ssd].kind {
+            Kind::Ssd { strangers, .. } => strangers.len(),
+            Kind::Nic { .. } => unreachable!("an SSD"),
+        };
+        assert_eq!(ssds.each_ref().map(strangers), [0, 0]);
     }
 
     /// A state from a backup knows less than the SSD: what lies there by now is not what lay there then, whatever it is called.

@@ -14,7 +14,7 @@ use cxl_pool::{HostId, Role};
 use pod_protocol::ids::{InstanceId, VolumeId};
 
 use super::create::Wanted;
-use super::{Command, Effect, Instance, Lease, Presence, Refusal, RefusalKind, State, Volume};
+use super::{Command, Effect, Instance, Lease, Presence, Refusal, RefusalKind, Replica, State, Volume};
 
 /// How many copiers a pod has at most at a time: guests go on meanwhile.
 const COPIERS_MAX: usize = 4;
@@ -156,14 +156,16 @@ impl State {
                 None => whole.next().is_some(),
             };
         }
-        let leaves = |it: &&super::Replica| {
+        let striped = volume.stripe_bytes.is_some();
+        // As far as its instance, if it had one, would have it leave.
+        let leaves = |it: &Replica| {
             !it.leaving
                 && self.is_drained(&it.device)
                 && self.is_up(&it.device)
+                && (striped || self.keeps_block_without(volume, it))
                 && self.place_another(volume, None, Some(&it.device)).is_ok()
         };
-        let may_move = volume.stripe_bytes.is_none() || self.moves_columns();
-        !volume.is_moving() && may_move && volume.replicas.iter().any(|it| leaves(&it))
+        !volume.is_moving() && (!striped || self.moves_columns()) && volume.replicas.iter().any(leaves)
     }
 
     /// Where a volume is copied: where the fewest are, and among those where some of it lies.

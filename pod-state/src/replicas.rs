@@ -149,10 +149,7 @@ impl State {
 
     /// A guest that uses a disk cannot be told of another block.
     pub(super) fn check_block_without(&self, volume: &Volume, place: &Replica) -> Result<(), Refusal> {
-        let others = volume.devices().filter(|ssd| **ssd != place.device);
-        let left = others.filter_map(|ssd| self.block_bytes(ssd)).max();
-        let now = self.block_bytes_of(volume);
-        if left.is_none() || left == now || self.lease_of_volume(volume.id).is_none() {
+        if self.keeps_block_without(volume, place) || self.lease_of_volume(volume.id).is_none() {
             return Ok(());
         }
         let detail = format!(
@@ -160,6 +157,13 @@ impl State {
             self.device_name(&place.device)
         );
         Err(Refusal::new(RefusalKind::Leased, detail))
+    }
+
+    /// Whether the volume has the same block without this place.
+    pub(super) fn keeps_block_without(&self, volume: &Volume, place: &Replica) -> bool {
+        let others = volume.devices().filter(|ssd| **ssd != place.device);
+        let left = others.filter_map(|ssd| self.block_bytes(ssd)).max();
+        left.is_none() || left == self.block_bytes_of(volume)
     }
 
     /// Has a volume not lie there any more.
