@@ -22,8 +22,8 @@ const COPIERS_MAX: usize = 4;
 pub(super) const COPIERS_DISK: &str = "disk";
 
 impl State {
-    /// What has the copiers be those that are needed. To be asked again whenever the state has changed: which volumes can be copied depends
-    /// on all of it.
+    /// The commands after which there are the copiers that are needed, and no others. To be asked again whenever the state has changed: which
+    /// volumes can be copied depends on all of it.
     pub fn copiers_due(&self) -> Vec<Command> {
         if !self.has_copiers() {
             return Vec::new();
@@ -114,6 +114,16 @@ impl State {
             // Those that are there can be ended.
             let _ = self.end_copier(copier, effects);
         }
+    }
+
+    /// Refuses what somebody would do with an instance of his own: a copier ends whatever else it has.
+    pub(super) fn check_no_copier(&self, instance: &Instance) -> Result<(), Refusal> {
+        let Some(volume) = self.copied_by(instance) else { return Ok(()) };
+        let detail = format!(
+            "{} is there to copy {}, and ends by itself: it gets no devices, and does not move",
+            instance.name, volume.name
+        );
+        Err(Refusal::new(RefusalKind::Busy, detail))
     }
 
     /// Whether a lease is a copier's.

@@ -26,6 +26,7 @@ impl State {
         effects: &mut Vec<Effect>,
     ) -> Result<(), Refusal> {
         let instance = self.instance_named(name).ok_or_else(|| Refusal::not_found("instance", name))?;
+        self.check_no_copier(instance)?;
         if instance.incoming.is_some() {
             let detail = format!("{name} is moving to another host: wait until it is there, or abort that");
             return Err(Refusal::new(RefusalKind::Busy, detail));

@@ -85,6 +85,7 @@ impl State {
 
     fn check_migration(&self, name: &str, to: HostId) -> Result<InstanceId, Refusal> {
         let instance = self.instance_named(name).ok_or_else(|| Refusal::not_found("instance", name))?;
+        self.check_no_copier(instance)?;
         if let Some(host) = instance.incoming {
             let detail = format!(
                 "{name} is moving to {} already: wait, or abort that (podctl instances abort-migration {name})",

@@ -172,6 +172,22 @@ fn a_copier_keeps_a_volume_from_nothing() {
 }
 
 #[test]
+fn a_copier_gets_no_devices_and_does_not_move() {
+    let mut state = pod();
+    must(&mut state, &model::volume("other", (Some(3), 1), Groups::default()));
+    must(&mut state, &drain(2, true));
+    look(&mut state);
+    let instance = copiers(&state)[0].0.to_owned();
+    let attach =
+        Command::AttachDevice { instance: instance.clone(), nic: None, volume: Some("other".to_owned()) };
+    let migrate = Command::PrepareMigration { name: instance, to: HostId::new(2) };
+    must(&mut state, &drain(2, false));
+    for command in [attach, migrate] {
+        assert_eq!(refused(&mut state, &command), RefusalKind::Busy, "{command:?}");
+    }
+}
+
+#[test]
 fn a_move_and_a_replica_that_missed_something_need_nobody_who_uses_the_volume() {
     let mut state = pod();
     let device = Some(ssd_of(3));
